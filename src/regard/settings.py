@@ -52,11 +52,7 @@ def _sentence(root: type[Settings], detail: Any, origin: str) -> str:
         return f"{origin}: {key} is not a setting; {hint}"
     message = detail["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    given = (
-        ""
-        if detail["type"] == "missing" or isinstance(detail["input"], dict)
-        else f" (got {detail['input']!r})"
-    )
+    given = "" if detail["type"] == "missing" or isinstance(detail["input"], dict) else f" (got {detail['input']!r})"
     return f"{origin}: {key + ': ' if key else ''}{message}{given}"
 
 
@@ -88,9 +84,7 @@ class _Loader(yaml.SafeLoader):
 
 _Loader.yaml_implicit_resolvers = {
     letter: [
-        (tag, pattern)
-        for tag, pattern in resolvers
-        if tag not in {"tag:yaml.org,2002:float", "tag:yaml.org,2002:bool"}
+        (tag, pattern) for tag, pattern in resolvers if tag not in {"tag:yaml.org,2002:float", "tag:yaml.org,2002:bool"}
     ]
     for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
@@ -101,9 +95,7 @@ _Loader.add_implicit_resolver(
     ),
     list("-+0123456789."),
 )
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"(?:true|false)$", re.IGNORECASE), list("tTfF")
-)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"(?:true|false)$", re.IGNORECASE), list("tTfF"))
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -118,8 +110,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
             )
     loader.flatten_mapping(node)
     return {
-        loader.construct_object(key, deep=True): loader.construct_object(value, deep=True)
-        for key, value in node.value
+        loader.construct_object(key, deep=True): loader.construct_object(value, deep=True) for key, value in node.value
     }
 
 
@@ -133,9 +124,7 @@ def parse_yaml(text: str, origin: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
-        raise UserError(
-            f"{origin}{where}: not valid YAML: {getattr(error, 'problem', None) or error}"
-        ) from None
+        raise UserError(f"{origin}{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -180,7 +169,5 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
         before = merged.get(key)
-        merged[key] = (
-            merge(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
-        )
+        merged[key] = merge(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
     return merged
