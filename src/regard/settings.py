@@ -144,7 +144,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
-    """Turn `--model.d-model 256 --training.steps=100` into `{"model": {"d_model": 256}, "training": {"steps": 100}}`."""
+    """Turn `--model.d-model 256 --training.steps=9` into `{"model": {"d_model": 256}, "training": {"steps": 9}}`."""
     values: dict[str, Any] = {}
     words = iter(arguments)
     for word in words:

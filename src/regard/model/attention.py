@@ -121,10 +121,10 @@ def watching(watcher: Callable[[AttentionValues], None]) -> Iterator[None]:
 
 
 class MultiHeadAttention(nn.Module):
-    """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V) (section 3.2.2).
+    """MultiHead(Q, K, V) = Concat(head_1 .. head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V) (section 3.2.2).
 
-    The matrices W^Q, W^K, W^V of all heads stand below each other in one parameter, so that self-attention is one matrix
-    product; attention over a memory takes its rows apart without copying.
+    The matrices W^Q, W^K, W^V of all heads stand below each other in one parameter, so that self-attention is one
+    matrix product; attention over a memory takes its rows apart without copying.
     """
 
     def __init__(self, settings: ModelSettings) -> None:
@@ -134,7 +134,7 @@ class MultiHeadAttention(nn.Module):
         self.drop = settings.attention_dropout
         self.in_projection = nn.Linear(settings.d_model, sum(self.widths))
         self.out_projection = nn.Linear(self.widths[2], settings.d_model)
-        for weight in self.in_projection.weight.split(self.widths):
+        for weight in torch.split(self.in_projection.weight, self.widths):
             nn.init.xavier_uniform_(weight)
         nn.init.xavier_uniform_(self.out_projection.weight)
         nn.init.zeros_(self.in_projection.bias)
@@ -144,7 +144,7 @@ class MultiHeadAttention(nn.Module):
         self, x_BTD: Float[Tensor, "B T D"], mask: Mask | None = None, cache: LayerCache | None = None
     ) -> Float[Tensor, "B T D"]:
         """Self-attention; with a cache, over the positions it holds and the new ones."""
-        query, key, value = (self._split(part) for part in self.in_projection(x_BTD).split(self.widths, dim=-1))
+        query, key, value = (self._split(part) for part in torch.split(self.in_projection(x_BTD), self.widths, dim=-1))
         if cache is not None:
             key, value = cache.append(key, value)
         return self._attend(query, key, value, mask)
@@ -168,7 +168,7 @@ class MultiHeadAttention(nn.Module):
             key, value = cache.memory
         else:
             both = functional.linear(memory_BSD, weight[query_width:], bias[query_width:])
-            key, value = (self._split(part) for part in both.split(self.widths[1:], dim=-1))
+            key, value = (self._split(part) for part in torch.split(both, self.widths[1:], dim=-1))
             if cache is not None:
                 cache.memory = key, value
         folded_BTD = x_RTD.reshape(key.shape[0], -1, d_model)
@@ -176,7 +176,7 @@ class MultiHeadAttention(nn.Module):
         return self._attend(query, key, value, mask).view(rows, length, d_model)
 
     def _split(self, x_BTK: Float[Tensor, "B T K"]) -> Float[Tensor, "B H T E"]:
-        return x_BTK.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return x_BTK.view(*x_BTK.shape[:2], self.heads, -1).transpose(1, 2)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> Tensor:
         heads_BHTE = attention(query, key, value, mask, drop=self.drop if self.training else 0.0)

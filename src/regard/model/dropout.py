@@ -1,6 +1,6 @@
 """Dropout whose random bits cost little on a CPU.
 
-The paper's section 5.4 and Srivastava et al. 2014: each value is zeroed with probability p, the others divided by 1 - p.
+Section 5.4; Srivastava et al. 2014: each value is zeroed with probability p, the others are divided by 1 - p.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ def padding(keys_BS: Bool[Tensor, "B S"]) -> Mask | None:
 def causal(queries: int, keys: int, device: torch.device | None = None) -> Mask | None:
     """Allow each query the keys up to its own position (section 3.2.3).
 
-    Aligned bottom-right: the last query stands at the last key, so a chunk after a cached prefix stays causal. None when
-    nothing is hidden (one query).
+    Aligned bottom-right: the last query stands at the last key, so a chunk after a cached prefix stays causal. None
+    when nothing is hidden (one query).
     """
     if queries == 1:
         return None

@@ -39,7 +39,7 @@ class SinusoidalPositions(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SinusoidalPositions:
         """Follow the model's device and dtype, but from the exact table: never through a lower precision and back."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         length, d_model = self.table_TD.shape
         if not self.table_TD.is_meta:
             self.table_TD = sinusoids(length, d_model).to(self.table_TD)

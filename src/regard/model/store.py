@@ -1,0 +1,147 @@
+"""A model on disk: `config.json` and `model.safetensors`, written whole and read strictly.
+
+No pickle: nothing in a model file can run. Computed tables are not in the file, and a matrix that several parts of the
+model share stands in it once.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from regard.errors import UserError
+from regard.model.settings import ModelSettings
+from regard.model.transformer import EncoderDecoder
+from regard.settings import Settings
+from regard.text.lines import atomic_write
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+VERSION = 1
+
+
+class Vocabulary(Settings):
+    """How many token ids each side has."""
+
+    source: int
+    target: int
+
+
+class ModelConfig(Settings):
+    """The contents of `config.json`."""
+
+    format: Literal["regard.model"] = "regard.model"
+    version: int = VERSION
+    family: Literal["encoder-decoder"] = "encoder-decoder"
+    vocabulary: Vocabulary
+    model: ModelSettings
+
+
+def parameters(model: nn.Module) -> dict[str, Tensor]:
+    """The weights by name, each shared one once, whatever `torch.compile` or a distributed wrapper added around."""
+    return {name: parameter.detach() for name, parameter in unwrap(model).named_parameters()}
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside `torch.compile` (`_orig_mod`) and `DistributedDataParallel` (`module`)."""
+    for wrapper in ("_orig_mod", "module"):
+        inner = getattr(model, wrapper, None)
+        if isinstance(inner, nn.Module):
+            return unwrap(inner)
+    return model
+
+
+def assign(model: nn.Module, tensors: dict[str, Tensor], origin: str) -> None:
+    """Copy `tensors` into the weights of `model`, so that shared ones stay shared.
+
+    Raises `UserError` listing every name or shape that does not fit; the model is then unchanged.
+    """
+    own = parameters(model)
+    missing = sorted(own.keys() - tensors.keys())
+    extra = sorted(tensors.keys() - own.keys())
+    shapes = [
+        f"{name} is {_shape(tensors[name])}, not {_shape(own[name])}"
+        for name in own.keys() & tensors.keys()
+        if own[name].shape != tensors[name].shape
+    ]
+    problems = [f"missing: {', '.join(missing)}"] * bool(missing) + [f"not expected: {', '.join(extra)}"] * bool(extra)
+    if problems + shapes:
+        raise UserError(f"{origin}: the weights do not fit the settings; {'; '.join(problems + sorted(shapes))}")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+
+def write(directory: Path, model: nn.Module) -> None:
+    """Write `model` into `directory`; `config.json` comes last, so that a directory with one is complete."""
+    model = unwrap(model)
+    if not isinstance(model, EncoderDecoder):
+        raise TypeError(f"not a model of this package: {type(model).__name__}")
+    config = ModelConfig(
+        vocabulary=Vocabulary(source=model.source_embedding.weight.shape[0], target=model.output.shape[0]),
+        model=model.settings,
+    )
+    directory.mkdir(parents=True, exist_ok=True)
+    with atomic_write(directory / WEIGHTS) as file:
+        file.write(save({name: tensor.contiguous().cpu() for name, tensor in parameters(model).items()}))
+    with atomic_write(directory / CONFIG) as file:
+        file.write((config.model_dump_json(indent=2) + "\n").encode())
+
+
+def read(directory: Path, device: torch.device | str = "cpu") -> EncoderDecoder:
+    """Read the model in `directory`, in evaluation mode; `UserError` names the file and what is wrong with it."""
+    config = read_config(directory)
+    model = EncoderDecoder(config.model, config.vocabulary.source, config.vocabulary.target)
+    assign(model, read_tensors(directory / WEIGHTS), str(directory / WEIGHTS))
+    return model.to(device).eval()
+
+
+def read_config(directory: Path) -> ModelConfig:
+    """Read and check `config.json`."""
+    path = directory / CONFIG
+    if not path.is_file():
+        raise UserError(f"{directory}: is not a model directory (it has no {CONFIG})")
+    values = read_json(path)
+    if values.get("format") != "regard.model":
+        raise UserError(f"{path}: is not the configuration of a model of this package")
+    if values.get("version") != VERSION:
+        raise UserError(
+            f"{path}: has format version {values.get('version')!r}; this release reads version {VERSION}: "
+            "install the release that wrote it, or a newer one"
+        )
+    return ModelConfig.parse(values, str(path))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file; anything else raises `UserError`."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: is not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: should hold a JSON object")
+    return values
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file. A file that would need unpickling is refused unread."""
+    try:
+        return load_file(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise UserError(
+            f"{path}: is damaged or not a safetensors file ({error}); pickle checkpoints are not read"
+        ) from None
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape))

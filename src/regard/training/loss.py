@@ -1,0 +1,123 @@
+"""The loss: cross-entropy with label smoothing (section 5.4), fused with the output projection.
+
+Label smoothing spreads eps evenly over all V classes, the right one included: the target distribution is
+(1 - eps) [v = target] + eps / V (Szegedy et al. 2016, as in the paper). Perplexity is always computed from the
+unsmoothed negative log-likelihood.
+
+Shapes: N positions, D d_model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from regard.data.batches import Batch
+from regard.model.transformer import EncoderDecoder
+
+CHUNK_BYTES = 16 * 2**20
+"""Logits are made, used and forgotten in chunks of about this size, which fit into a CPU's cache."""
+
+
+@dataclass(frozen=True, eq=False)
+class LossSums:
+    """Sums over the real target tokens of a batch; divide by `tokens` of the whole step, once."""
+
+    loss: Float[Tensor, ""]
+    """Smoothed loss in nats: what training minimises."""
+    nll: Float[Tensor, ""]
+    """Unsmoothed negative log-likelihood in nats, without gradient: exp(nll / tokens) is the perplexity."""
+    tokens: int
+
+
+def reference_cross_entropy(
+    hidden_ND: Float[Tensor, "N D"], weight_VD: Float[Tensor, "V D"], targets_N: Int[Tensor, " N"], smoothing: float
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Smoothed loss and negative log-likelihood, summed over positions, said plainly: the oracle of the fused one."""
+    log_probabilities_NV = functional.linear(hidden_ND, weight_VD).float().log_softmax(dim=-1)
+    nll_N = -log_probabilities_NV.gather(1, targets_N[:, None]).squeeze(1)
+    uniform_N = -log_probabilities_NV.mean(dim=-1)
+    loss_N = (1 - smoothing) * nll_N + smoothing * uniform_N
+    return loss_N.sum(), nll_N.sum().detach()
+
+
+def cross_entropy(
+    hidden_ND: Float[Tensor, "N D"], weight_VD: Float[Tensor, "V D"], targets_N: Int[Tensor, " N"], smoothing: float
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """The same without ever holding all N x V logits: each chunk's gradient is made beside its loss."""
+    if torch.is_autocast_enabled(hidden_ND.device.type):
+        hidden_ND = hidden_ND.to(torch.get_autocast_dtype(hidden_ND.device.type))
+    loss, nll = _FusedCrossEntropy.apply(hidden_ND, weight_VD, targets_N, smoothing)  # type: ignore[no-untyped-call]
+    return loss, nll
+
+
+class _FusedCrossEntropy(torch.autograd.Function):
+    """With p = softmax(h W^T) and q the target distribution, d loss / d logits = p - q.
+
+    p - q = p - (1 - eps) [target] - eps / V. The even part eps / V is the same for all positions and classes, so its
+    share of loss and gradients needs only the sums over W's rows and over the hidden states.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, smoothing: float
+    ) -> tuple[Tensor, Tensor]:
+        vocabulary = weight_VD.shape[0]
+        even = smoothing / vocabulary
+        weight = weight_VD.to(hidden_ND.dtype)
+        weight_sum_D = weight_VD.sum(dim=0)
+        wanted = any(ctx.needs_input_grad)
+        gradient_hidden = torch.empty_like(hidden_ND) if wanted else None
+        gradient_weight = torch.zeros_like(weight_VD) if wanted else None
+        nll = hidden_ND.new_zeros((), dtype=torch.float64)
+        loss = hidden_ND.new_zeros((), dtype=torch.float64)
+
+        rows = max(1, CHUNK_BYTES // (4 * vocabulary))
+        for start in range(0, hidden_ND.shape[0], rows):
+            hidden = hidden_ND[start : start + rows]
+            targets = targets_N[start : start + rows, None]
+            logits = functional.linear(hidden, weight).float()
+            target_logits = logits.gather(1, targets).squeeze(1)
+            highest = logits.amax(dim=-1)
+            p = torch.softmax(logits, dim=-1)
+            # log sum exp(logits) by way of the likeliest class, whose probability is at least 1 / V
+            normaliser = highest - p.amax(dim=-1).log()
+            mean_logits = hidden.float() @ weight_sum_D / vocabulary
+            nll += (normaliser - target_logits).sum(dtype=torch.float64)
+            loss += (normaliser - (1 - smoothing) * target_logits - smoothing * mean_logits).sum(dtype=torch.float64)
+            if gradient_hidden is None or gradient_weight is None:
+                continue
+            p.scatter_add_(1, targets, p.new_full((1, 1), smoothing - 1).expand_as(targets))
+            p = p.to(hidden.dtype)
+            gradient_hidden[start : start + rows] = p @ weight - even * weight_sum_D
+            if p.dtype == gradient_weight.dtype:
+                gradient_weight.addmm_(p.T, hidden)
+            else:
+                gradient_weight += p.T @ hidden
+        if gradient_weight is not None:
+            gradient_weight -= even * hidden_ND.sum(dim=0, dtype=torch.float32)
+            ctx.save_for_backward(gradient_hidden, gradient_weight)
+        nll = nll.float()
+        ctx.mark_non_differentiable(nll)
+        return loss.float(), nll
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        gradient_hidden, gradient_weight = ctx.saved_tensors
+        scale = gradients[0]
+        return gradient_hidden * scale.to(gradient_hidden.dtype), gradient_weight * scale, None, None
+
+
+def translation_loss(model: EncoderDecoder, batch: Batch, smoothing: float) -> LossSums:
+    """The loss of predicting each target token from the source and the tokens before it. Padding takes no part."""
+    hidden_BTD = model(batch.source_BS, batch.source_mask_BS, batch.target_in_BT)
+    real_N = batch.target_mask_BT.flatten().nonzero().squeeze(1)
+    hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, real_N)
+    targets_N = batch.target_out_BT.flatten().index_select(0, real_N)
+    loss, nll = cross_entropy(hidden_ND, model.output, targets_N, smoothing)
+    return LossSums(loss, nll, batch.target_tokens)
