@@ -1,0 +1,173 @@
+"""Checkpoints: everything a run needs to go on as if it had never stopped.
+
+`checkpoints/step-N/` holds `model.safetensors`, `optimizer.safetensors` (moments, and the state of the random numbers)
+and `state.json` (the rest, with the checksum of each file). It is written under another name, forced to the disk and
+then renamed, so a directory of this name is complete; older ones are removed only afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from regard.errors import JobError, UserError
+from regard.model import store
+
+log = logging.getLogger("regard")
+
+VERSION = 1
+MODEL = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
+_NAME = re.compile(r"step-(\d+)$")
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """What a checkpoint holds."""
+
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Checkpoint:
+    """The present state of a run. Tensors are those in use, not copies: save before the next step."""
+    weights = dict(store.unwrap(model).named_parameters())
+    moments = {
+        f"{kind}.{name}": value.detach()
+        for name, weight in weights.items()
+        for kind, value in optimizer.state.get(weight, {}).items()
+    }
+    random = {"random.cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        random |= {f"random.cuda.{i}": value for i, value in enumerate(torch.cuda.get_rng_state_all())}
+    return Checkpoint(store.parameters(model), moments | random, state)
+
+
+def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer, origin: str) -> None:
+    """Put a checkpoint's values back into a model, its optimizer and the random number generators."""
+    store.assign(model, checkpoint.model, origin)
+    tensors = dict(checkpoint.optimizer)
+    torch.set_rng_state(tensors.pop("random.cpu"))
+    cuda = [tensors.pop(name) for name in sorted(tensors) if name.startswith("random.cuda.")]
+    if cuda and torch.cuda.device_count() == len(cuda):
+        torch.cuda.set_rng_state_all(cuda)
+    weights = dict(store.unwrap(model).named_parameters())
+    for name, value in tensors.items():
+        kind, _, weight_name = name.partition(".")
+        weight = weights[weight_name]
+        optimizer.state[weight][kind] = value.to(weight.device) if value.dim() else value
+
+
+def save_checkpoint(directory: Path, step: int, checkpoint: Checkpoint) -> Path:
+    """Write `directory/step-N` as a whole or not at all. Raises `JobError` when the disk is full."""
+    final = directory / f"step-{step}"
+    partial = directory / f".step-{step}.partial"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        files = {
+            MODEL: save({name: tensor.cpu().contiguous() for name, tensor in checkpoint.model.items()}),
+            OPTIMIZER: save({name: tensor.cpu().contiguous() for name, tensor in checkpoint.optimizer.items()}),
+        }
+        sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+        state = {"version": VERSION, "sha256": sums, **checkpoint.state}
+        files[STATE] = json.dumps(state, indent=1).encode()
+        for name, data in files.items():
+            _write_through(partial / name, data)
+        _sync(partial)
+        if final.exists():
+            shutil.rmtree(final)
+        partial.rename(final)
+        _sync(directory)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise JobError(
+            f"{final}: the checkpoint could not be written: {error.strerror}; make room and train again to go on "
+            "from the last good one"
+        ) from None
+    return final
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint, checking every byte; `UserError` when it is incomplete, damaged or of another version."""
+    state = store.read_json(path / STATE)
+    if state.get("version") != VERSION:
+        raise UserError(f"{path / STATE}: has format version {state.get('version')!r}; this release reads {VERSION}")
+    for name in (MODEL, OPTIMIZER):
+        try:
+            digest = hashlib.sha256((path / name).read_bytes()).hexdigest()
+        except OSError as error:
+            raise UserError(f"{path / name}: cannot be read: {error.strerror}") from None
+        if digest != state.get("sha256", {}).get(name):
+            raise UserError(f"{path / name}: is damaged (its checksum differs)")
+    return Checkpoint(store.read_tensors(path / MODEL), store.read_tensors(path / OPTIMIZER), state)
+
+
+def checkpoints(directory: Path) -> dict[int, Path]:
+    """The checkpoints in a directory by step, oldest first."""
+    found = ((_NAME.match(path.name), path) for path in directory.glob("step-*"))
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
+
+
+def load_latest(directory: Path) -> tuple[Path, Checkpoint] | None:
+    """The newest checkpoint that is whole; damaged newer ones are passed over with a warning."""
+    for path in reversed(checkpoints(directory).values()):
+        try:
+            return path, load_checkpoint(path)
+        except UserError as error:
+            log.warning("%s; going back to the checkpoint before it", error)
+    return None
+
+
+def prune(directory: Path, keep: Iterable[int]) -> None:
+    """Remove all checkpoints but those of the steps in `keep`, and what a killed save left behind."""
+    kept = set(keep)
+    for step, path in checkpoints(directory).items():
+        if step not in kept:
+            # Renamed first, so that a kill in the middle leaves nothing that looks like a checkpoint.
+            doomed = path.rename(directory / f".{path.name}.partial")
+            shutil.rmtree(doomed, ignore_errors=True)
+    for path in directory.glob(".step-*.partial"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def average(paths: Iterable[Path]) -> dict[str, Tensor]:
+    """The mean of the weights of some checkpoints (section 6.1), summed in float64."""
+    sums: dict[str, Tensor] = {}
+    count = 0
+    for path in paths:
+        count += 1
+        for name, tensor in load_checkpoint(path).model.items():
+            sums[name] = sums[name] + tensor.double() if name in sums else tensor.double()
+    return {name: (total / count).float() for name, total in sums.items()}
+
+
+def _write_through(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(directory: Path) -> None:
+    """Force a directory's names to the disk, where the system can."""
+    if os.name == "posix":
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,236 @@
+"""The training loop: batches in, better weights out. What watches it (validation, checkpoints, logs) is a listener."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from regard.data.batches import Batch, Batches
+from regard.errors import JobError
+from regard.settings import Settings
+from regard.training.checkpoint import Checkpoint, restore, snapshot
+from regard.training.loss import LossSums
+from regard.training.optimizers import OptimizerSettings, adam
+from regard.training.schedules import ScheduleSettings, learning_rate
+
+
+class TrainingSettings(Settings):
+    """How a model learns."""
+
+    steps: int = Field(100_000, gt=0)
+    """Updates of the weights."""
+    label_smoothing: float = Field(0.1, ge=0, lt=1)
+    """Share of each target distribution spread evenly over all classes (section 5.4)."""
+    schedule: ScheduleSettings = ScheduleSettings(kind="paper")
+    optimizer: OptimizerSettings = OptimizerSettings()
+    accumulate: int = Field(1, gt=0)
+    """Batches whose gradients are summed for one update."""
+    clip_norm: float | None = Field(None, gt=0)
+    """Gradients of a larger norm are scaled down to it. The paper does not clip."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: matrix products in half precision (autocast), weights and optimizer in float32."""
+    seed: int = 1
+    """Decides initial weights, order of batches and dropout."""
+    threads: int | None = Field(None, gt=0)
+    """CPU threads; unset: torch's choice. With one thread a resumed run repeats the unbroken one bit for bit."""
+
+
+@dataclass
+class Progress:
+    """Where a run stands: what has been used of the data, to the batch."""
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    """Batches of this epoch that are used."""
+    source_tokens: int = 0
+    target_tokens: int = 0
+    seconds: float = 0.0
+    """Time spent in steps, over all sittings."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one update did. Losses are in nats per target token of the whole step."""
+
+    step: int
+    loss: float
+    nll: float
+    gradient_norm: float
+    rate: float
+    source_tokens: int
+    target_tokens: int
+    seconds: float
+
+
+class Listener(Protocol):
+    """Something beside the loop; `Listening` has a default for each method.
+
+    `on_end` is called when the run ends by itself or by `Trainer.stop`; `close` always, also after an error.
+    """
+
+    def on_start(self, trainer: Trainer) -> None: ...
+    def on_step(self, trainer: Trainer, report: StepReport) -> None: ...
+    def on_validation(self, trainer: Trainer, scores: dict[str, float]) -> None: ...
+    def on_end(self, trainer: Trainer) -> None: ...
+    def close(self) -> None: ...
+    def state(self) -> dict[str, Any]: ...
+    def load_state(self, state: dict[str, Any]) -> None: ...
+
+
+class Listening:
+    """A listener that does nothing; real ones override what they need."""
+
+    def on_start(self, trainer: Trainer) -> None: ...
+    def on_step(self, trainer: Trainer, report: StepReport) -> None: ...
+    def on_validation(self, trainer: Trainer, scores: dict[str, float]) -> None: ...
+    def on_end(self, trainer: Trainer) -> None: ...
+    def close(self) -> None: ...
+    def load_state(self, state: dict[str, Any]) -> None: ...
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+
+Objective = Callable[[nn.Module, Batch], LossSums]
+
+
+class Trainer:
+    """Carries out the steps of a run.
+
+    `objective(model, batch)` gives the sums of loss over a batch. Listeners are called in their order after each step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        batches: Batches,
+        settings: TrainingSettings,
+        d_model: int,
+        listeners: Sequence[Listener] = (),
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.model = model.to(device)
+        self.objective = objective
+        self.batches = batches
+        self.settings = settings
+        self.d_model = d_model
+        self.listeners = list(listeners)
+        self.device = torch.device(device)
+        self.optimizer = adam(model, settings.optimizer)
+        self.progress = Progress()
+        self.stop_reason: str | None = None
+
+    def train(self) -> None:
+        """Step until the last step, or until somebody calls `stop`."""
+        try:
+            for listener in self.listeners:
+                listener.on_start(self)
+            windows = self._windows()
+            while self.progress.step < self.settings.steps and self.stop_reason is None:
+                report = self.step(next(windows))
+                for listener in self.listeners:
+                    listener.on_step(self, report)
+            for listener in self.listeners:
+                listener.on_end(self)
+        finally:
+            for listener in self.listeners:
+                listener.close()
+
+    def step(self, window: Sequence[Batch]) -> StepReport:
+        """One update from all batches of `window`: the sum of token losses over the number of target tokens of all."""
+        begin = time.perf_counter()
+        step = self.progress.step + 1
+        rate = learning_rate(self.settings.schedule, step, self.settings.steps, self.d_model)
+        tokens = sum(batch.target_tokens for batch in window)
+        self.model.train()
+        self.optimizer.zero_grad()
+        loss = nll = torch.zeros((), device=self.device)
+        for batch in window:
+            with self.precision():
+                sums = self.objective(self.model, batch.to(self.device))
+            (sums.loss / tokens).backward()  # type: ignore[no-untyped-call]
+            loss, nll = loss + sums.loss.detach(), nll + sums.nll
+        norm = self._clip()
+        if not (torch.isfinite(loss) and torch.isfinite(norm)):
+            raise JobError(
+                f"step {step}: the loss is {float(loss) / tokens} and the gradient's norm {float(norm)}; the weights "
+                "were left as they were. The last checkpoint is good: go on from it with a lower "
+                "training.schedule.peak_rate or more warmup_steps"
+            )
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        report = StepReport(
+            step=step,
+            loss=float(loss) / tokens,
+            nll=float(nll) / tokens,
+            gradient_norm=float(norm),
+            rate=rate,
+            source_tokens=sum(batch.source_tokens for batch in window),
+            target_tokens=tokens,
+            seconds=time.perf_counter() - begin,
+        )
+        self._count(report)
+        return report
+
+    def announce(self, scores: dict[str, float]) -> None:
+        """Tell all listeners the scores of a validation."""
+        for listener in self.listeners:
+            listener.on_validation(self, scores)
+
+    def stop(self, reason: str) -> None:
+        """End the run after the present step."""
+        self.stop_reason = self.stop_reason or reason
+
+    def checkpoint(self) -> Checkpoint:
+        """Everything that is needed to go on from here."""
+        states = [listener.state() for listener in self.listeners]
+        return snapshot(self.model, self.optimizer, {"progress": asdict(self.progress), "listeners": states})
+
+    def resume(self, checkpoint: Checkpoint, origin: str) -> None:
+        """Go on from a checkpoint of a run with the same model, data and listeners."""
+        restore(checkpoint, self.model, self.optimizer, origin)
+        self.progress = Progress(**checkpoint.state["progress"])
+        for listener, state in zip(self.listeners, checkpoint.state["listeners"], strict=True):
+            listener.load_state(state)
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """The context in which the model computes."""
+        if self.settings.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def _windows(self) -> Iterator[list[Batch]]:
+        """The batches of each update from where `progress` stands; a window may reach over the end of an epoch."""
+        window: list[Batch] = []
+        epoch, start = self.progress.epoch, self.progress.batch
+        while True:
+            for position, batch in enumerate(self.batches.epoch(epoch, start), start=start + 1):
+                window.append(batch)
+                if len(window) == self.settings.accumulate:
+                    # Counted as used when handed out: a checkpoint is only ever taken between two updates.
+                    self.progress.epoch, self.progress.batch = epoch, position
+                    yield window
+                    window = []
+            epoch, start = epoch + 1, 0
+
+    def _clip(self) -> Tensor:
+        """The norm of all gradients; those of a norm above `clip_norm` are scaled down to it."""
+        if self.settings.clip_norm is not None:
+            return nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
+        return nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+
+    def _count(self, report: StepReport) -> None:
+        self.progress.step = report.step
+        self.progress.source_tokens += report.source_tokens
+        self.progress.target_tokens += report.target_tokens
+        self.progress.seconds += report.seconds

@@ -1,0 +1,117 @@
+"""Validation: how good the model is on text that it does not learn from, and what follows from it.
+
+Listeners of the trainer: `Validation` computes scores, `EarlyStopping` ends a run that no longer improves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from regard.data.batches import Batches
+from regard.settings import Settings
+from regard.training.trainer import Listening, StepReport, Trainer
+
+Metric = Literal["bleu", "chrf", "loss"]
+
+
+class ValidationSettings(Settings):
+    """When to validate, and by what."""
+
+    every: int = Field(1000, gt=0)
+    """Steps between validations; there is always one at the last step."""
+    metric: Metric = "bleu"
+    """Decides which checkpoint is best and when to stop: BLEU or chrF of real translations, or the loss."""
+    sentences: int | None = Field(None, ge=0)
+    """How many lines are translated for BLEU and chrF; unset: all. The loss is always that of all."""
+    samples: int = Field(3, ge=0)
+    """Translations shown on screen at each validation."""
+    patience: int | None = Field(None, gt=0)
+    """Stop after so many validations in a row without gain; unset: never."""
+
+
+def better(metric: Metric, score: float, than: float | None) -> bool:
+    """Whether `score` is an improvement. NaN never is, and anything else is better than nothing."""
+    if math.isnan(score):
+        return False
+    return than is None or (score < than if metric == "loss" else score > than)
+
+
+def rank(metric: Metric, score: float) -> float:
+    """A key that sorts the best score first and NaN last."""
+    if math.isnan(score):
+        return math.inf
+    return score if metric == "loss" else -score
+
+
+@torch.no_grad()
+def validation_loss(trainer: Trainer, batches: Batches) -> dict[str, float]:
+    """Negative log-likelihood a token, and perplexity, over all pairs; each real token counts the same."""
+    nll, tokens = 0.0, 0
+    for batch in batches.in_order():
+        with trainer.precision():
+            sums = trainer.objective(trainer.model, batch.to(trainer.device))
+        nll += float(sums.nll)
+        tokens += sums.tokens
+    loss = nll / max(tokens, 1)
+    return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+
+
+class Validation(Listening):
+    """Computes the scores every so many steps and announces them.
+
+    `decode(model)`, when given, translates and returns further scores such as `{"bleu": 31.2, "chrf": 55.0}`.
+    """
+
+    def __init__(
+        self,
+        settings: ValidationSettings,
+        batches: Batches,
+        decode: Callable[[nn.Module], dict[str, float]] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.batches = batches
+        self.decode = decode
+
+    def on_step(self, trainer: Trainer, report: StepReport) -> None:
+        if report.step % self.settings.every == 0 or report.step == trainer.settings.steps:
+            trainer.announce(self.scores(trainer))
+
+    def scores(self, trainer: Trainer) -> dict[str, float]:
+        """All scores of the model as it is; it is back in training mode afterwards, also when this fails."""
+        trainer.model.eval()
+        try:
+            scores = validation_loss(trainer, self.batches)
+            return scores | (self.decode(trainer.model) if self.decode else {})
+        finally:
+            trainer.model.train()
+
+
+class EarlyStopping(Listening):
+    """Ends the run after `patience` validations in a row without gain, whatever the learning-rate schedule."""
+
+    def __init__(self, metric: Metric, patience: int | None) -> None:
+        self.metric: Metric = metric
+        self.patience = patience
+        self.best: float | None = None
+        self.without_gain = 0
+
+    def on_validation(self, trainer: Trainer, scores: dict[str, float]) -> None:
+        if better(self.metric, scores[self.metric], self.best):
+            self.best, self.without_gain = scores[self.metric], 0
+        else:
+            self.without_gain += 1
+        if self.patience is not None and self.without_gain >= self.patience:
+            best = "none" if self.best is None else f"{self.best:.2f}"
+            trainer.stop(f"{self.metric} did not improve in {self.without_gain} validations (best {best})")
+
+    def state(self) -> dict[str, Any]:
+        return {"best": self.best, "without_gain": self.without_gain}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.best, self.without_gain = state["best"], state["without_gain"]
