@@ -16,9 +16,7 @@ from regard.errors import UserError
 PAIRS = [("a dog", "ein Hund"), ("a cat", "eine Katze")]
 
 
-def cleaned(
-    pairs: list[tuple[str, str]], **settings: object
-) -> tuple[list[tuple[str, str]], CleaningReport]:
+def cleaned(pairs: list[tuple[str, str]], **settings: object) -> tuple[list[tuple[str, str]], CleaningReport]:
     report = CleaningReport()
     return list(clean(pairs, CleaningSettings(**settings), report)), report
 
@@ -73,9 +71,7 @@ def test_each_rule_drops_its_pairs_and_reports_the_first() -> None:
     assert report.dropped["length ratio above 3"].target == "eins zwei drei vier"
 
 
-@pytest.mark.parametrize(
-    ("white_space", "kept"), [("keep", " a \u00a0b\t"), ("strip", "a \u00a0b"), ("fold", "a b")]
-)
+@pytest.mark.parametrize(("white_space", "kept"), [("keep", " a \u00a0b\t"), ("strip", "a \u00a0b"), ("fold", "a b")])
 def test_white_space(white_space: str, kept: str) -> None:
     pairs, report = cleaned([(" a \u00a0b\t", "c")], white_space=white_space)
     assert pairs == [(kept, "c")]
