@@ -1,0 +1,1 @@
+"""A recipe carried out: corpus, tokenizer, model, training with its listeners, exported and measured model."""

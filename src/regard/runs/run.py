@@ -1,0 +1,182 @@
+"""One training run in its directory: begin, go on, finish.
+
+settings.yaml   resolved settings
+tokenizer.json  (or tokenizer.source.json and tokenizer.target.json)
+data/           binarised pairs, validation text
+metrics.jsonl   and tensorboard/
+checkpoints/    step-N/
+model/          the model directory that everything after training uses
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from regard.data.batches import Batches
+from regard.errors import UserError
+from regard.model import store
+from regard.model.transformer import EncoderDecoder
+from regard.runs.decoding import Decoding
+from regard.runs.export import export
+from regard.runs.prepare import Prepared, Say, find_corpus, prepare
+from regard.runs.settings import RunSettings, resolve
+from regard.settings import merge, read_yaml
+from regard.text.lines import atomic_write
+from regard.training.checkpoint import load_latest
+from regard.training.keeping import CheckpointKeeper
+from regard.training.logs import MetricsLog
+from regard.training.loss import translation_loss
+from regard.training.terminal import TerminalView, duration
+from regard.training.trainer import Listener, Trainer
+from regard.training.validation import EarlyStopping, Validation
+
+SETTINGS = "settings.yaml"
+CHANGEABLE = ("training", "validation", "checkpoints", "search")
+"""Sections that may differ when a run goes on; the others decide what the weights mean."""
+
+
+def train(directory: Path, settings: RunSettings, view: TerminalView, say: Say) -> dict[str, float] | None:
+    """Carry out a run, or go on with it: if the directory has one with these settings, it continues.
+
+    Returns the scores of the exported model, or None when the run was interrupted and can go on.
+    """
+    if settings.training.threads is not None:
+        torch.set_num_threads(settings.training.threads)
+    corpus = find_corpus(settings.data)
+    _claim(directory, settings)
+    prepared = prepare(directory, settings, corpus, say)
+    model = build_model(settings, prepared)
+    decoding = Decoding(settings, prepared, say)
+    trainer = build_trainer(directory, settings, prepared, model, decoding, view)
+    say(_describe(model, trainer, prepared))
+    found = load_latest(directory / "checkpoints")
+    if found:
+        path, checkpoint = found
+        trainer.resume(checkpoint, str(path))
+        say(f"going on from step {trainer.progress.step:,} ({path})")
+    if trainer.progress.step < settings.training.steps:
+        with _interruptible(trainer):
+            trainer.train()
+    if trainer.stop_reason == INTERRUPTED:
+        say(f"stopped and saved at step {trainer.progress.step:,}; go on with: regard train --resume {directory}")
+        return None
+    if trainer.stop_reason:
+        say(f"stopped early at step {trainer.progress.step:,}: {trainer.stop_reason}")
+    say(f"trained {trainer.progress.step:,} steps in {duration(trainer.progress.seconds)}")
+    return export(directory, settings, trainer, prepared, corpus, decoding, say)
+
+
+def build_model(settings: RunSettings, prepared: Prepared) -> EncoderDecoder:
+    """A new model, its weights decided by the seed alone."""
+    torch.manual_seed(settings.training.seed)
+    sizes = prepared.tokenizers.source.size, prepared.tokenizers.target.size
+    return EncoderDecoder(settings.model, *sizes)
+
+
+def build_trainer(
+    directory: Path,
+    settings: RunSettings,
+    prepared: Prepared,
+    model: EncoderDecoder,
+    decoding: Decoding,
+    view: TerminalView,
+) -> Trainer:
+    """The trainer of a run with all its listeners."""
+    smoothing = settings.training.label_smoothing
+    budget = settings.batches.tokens
+    longest = int(max(prepared.dev.source_lengths.max(), prepared.dev.target_lengths.max())) + 1
+    dev_settings = settings.batches.model_copy(update={"tokens": max(budget, longest)})
+    metric = settings.validation.metric
+    listeners: list[Listener] = [
+        view,
+        MetricsLog(directory, every=max(1, min(100, settings.validation.every))),
+        Validation(settings.validation, Batches(prepared.dev, dev_settings), decoding.scores),
+        EarlyStopping(metric, settings.validation.patience),
+        CheckpointKeeper(directory / "checkpoints", settings.checkpoints, metric),
+    ]
+    return Trainer(
+        model,
+        lambda model, batch: translation_loss(model, batch, smoothing),
+        Batches(prepared.train, settings.batches, settings.training.seed),
+        settings.training,
+        settings.model.d_model,
+        listeners,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+    )
+
+
+def load_settings(directory: Path, overrides: Mapping[str, Any]) -> RunSettings:
+    """The settings of the run in `directory`, changed by `overrides` where a run that goes on may be changed."""
+    path = directory / SETTINGS
+    if not path.is_file():
+        raise UserError(f"{directory}: holds no run to go on with (it has no {SETTINGS})")
+    for section in overrides:
+        if section not in CHANGEABLE:
+            raise UserError(f"--{section}: cannot change in a run that goes on; {', '.join(CHANGEABLE)} can")
+    return resolve(merge(read_yaml(path), overrides), str(path))
+
+
+def _claim(directory: Path, settings: RunSettings) -> None:
+    """Make the directory this run's own, or find that it is: another run's is left alone."""
+    path = directory / SETTINGS
+    if path.exists():
+        before = resolve(read_yaml(path), str(path))
+        changed = [
+            section
+            for section in RunSettings.model_fields
+            if section not in (*CHANGEABLE, "preset") and getattr(before, section) != getattr(settings, section)
+        ]
+        if changed:
+            raise UserError(
+                f"{directory}: holds a run with other settings of {', '.join(changed)}; choose another --out, "
+                f"or go on with that run: regard train --resume {directory}"
+            )
+    elif directory.exists() and any(directory.iterdir()):
+        raise UserError(f"{directory}: is not empty and holds no run; choose another --out")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{directory}: cannot be made: {error.strerror}; choose another --out") from None
+    with atomic_write(path) as file:
+        file.write(settings.to_yaml().encode())
+
+
+def _describe(model: EncoderDecoder, trainer: Trainer, prepared: Prepared) -> str:
+    count = sum(tensor.numel() for tensor in store.parameters(model).values())
+    batches = trainer.batches.count(0)
+    epochs = trainer.settings.steps * trainer.settings.accumulate / batches
+    return (
+        f"model: {count / 1e6:.1f}M parameters; {len(prepared.train):,} pairs in {batches:,} batches an epoch "
+        f"({trainer.batches.real_share(0).both:.1%} real tokens), {trainer.settings.steps:,} steps = {epochs:.1f} epochs"
+    )
+
+
+INTERRUPTED = "interrupted"
+
+
+@contextmanager
+def _interruptible(trainer: Trainer) -> Iterator[None]:
+    """The first Ctrl-C (or SIGTERM) ends the run after its present step, saved; a second one ends it at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if trainer.stop_reason:
+            raise KeyboardInterrupt
+        trainer.stop(INTERRUPTED)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
