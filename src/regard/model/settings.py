@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -41,7 +41,7 @@ class ModelSettings(Settings):
     """Which embeddings share one matrix: source, target and output (section 3.4); target and output; none."""
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
+    def _heads_divide(self) -> ModelSettings:
         if self.d_model % self.heads and (self.d_key is None or self.d_value is None):
             raise ValueError(
                 f"heads = {self.heads} does not divide d_model = {self.d_model}; "

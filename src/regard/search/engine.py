@@ -1,0 +1,148 @@
+"""An iterator of texts in, an iterator of translations out, in the same order.
+
+What goes wrong with one input costs that input only: it is reported with its number, and the others do not notice.
+Shapes: B batch, S source positions.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from regard.errors import UserError
+from regard.model.transformer import EncoderDecoder
+from regard.search.beam import Hypothesis, beam_search
+from regard.search.decoder import CachedDecoder
+from regard.search.processors import Ban
+from regard.search.settings import SearchSettings
+from regard.search.windows import batches, windows
+from regard.text.tokenizer import TokenizerPair
+
+log = logging.getLogger("regard")
+
+WINDOW = 4096
+"""So many inputs are sorted by length at a time."""
+
+
+@dataclass(frozen=True)
+class Candidate(Hypothesis):
+    """A hypothesis and its text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What became of one input."""
+
+    candidates: tuple[Candidate, ...]
+    """Best first; at least one."""
+    shortened: bool = False
+    """Whether the input was longer than the model can read, and its end was left out."""
+
+    @property
+    def best(self) -> Candidate:
+        return self.candidates[0]
+
+
+NOTHING = Translation((Candidate(ids=(), log_probability=0.0, score=0.0, finished=True, text=""),))
+"""The translation of a line without text, for which no model is asked."""
+
+
+def translate(
+    model: EncoderDecoder,
+    tokenizers: TokenizerPair,
+    texts: Iterable[str],
+    settings: SearchSettings,
+    *,
+    patience: float | None = None,
+    name: str = "input",
+) -> Iterator[Translation]:
+    """Translate texts, in order, some thousand at a time sorted by length into batches.
+
+    The model must be in evaluation mode. Nothing is stored on it, so several threads may translate with one model.
+
+    Args:
+        patience: what has arrived is translated when nothing more has come for so many seconds (see `windows`);
+            without it, texts are always taken some thousand at a time.
+        name: stands in warnings before the number of the line.
+
+    Raises:
+        JobError: the model gives NaN or infinite scores.
+    """
+    first = 1
+    for window in windows(texts, WINDOW, patience):
+        yield from _translate_window(model, tokenizers, window, settings, f"{name}, line", first)
+        first += len(window)
+
+
+def _translate_window(
+    model: EncoderDecoder, tokenizers: TokenizerPair, texts: list[str], settings: SearchSettings, name: str, first: int
+) -> list[Translation]:
+    translations = [NOTHING] * len(texts)
+    filled = [place for place, text in enumerate(texts) if text.strip()]
+    sources = _encode(tokenizers, [texts[place] for place in filled], [f"{name} {first + place}" for place in filled])
+    reach = model.settings.max_length - 1  # and the end token
+    for number, source in zip(filled, sources, strict=True):
+        if len(source) > reach:
+            log.warning(
+                "%s %d: has %d tokens, of which the model can read %d; the rest is not translated: split the line",
+                name,
+                first + number,
+                len(source),
+                reach,
+            )
+    budget = settings.batch_tokens // settings.beam
+    for batch in batches([min(len(source), reach) + 1 for source in sources], budget):
+        found = _search(model, tokenizers, [sources[index][:reach] for index in batch], settings)
+        for index, hypotheses in zip(batch, found, strict=True):
+            outputs = tokenizers.target.decode([list(hypothesis.ids) for hypothesis in hypotheses])
+            candidates = (
+                Candidate(**vars(hypothesis), text=text) for hypothesis, text in zip(hypotheses, outputs, strict=True)
+            )
+            translations[filled[index]] = Translation(tuple(candidates), shortened=len(sources[index]) > reach)
+    return translations
+
+
+def _encode(tokenizers: TokenizerPair, texts: list[str], names: list[str]) -> list[list[int]]:
+    try:
+        return tokenizers.source.encode(texts)
+    except UserError:  # half of a surrogate pair somewhere, which no file holds but a Python string may
+        whole = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
+        for name, text, before in zip(names, whole, texts, strict=True):
+            if text != before:
+                log.warning("%s: holds half of a surrogate pair, which is no character; read as U+FFFD", name)
+        return tokenizers.source.encode(whole)
+
+
+def _search(
+    model: EncoderDecoder, tokenizers: TokenizerPair, sources: Sequence[list[int]], settings: SearchSettings
+) -> list[list[Hypothesis]]:
+    target = tokenizers.target
+    device = model.output.device
+    with torch.inference_mode():
+        decoder = CachedDecoder(model, *pad(sources, tokenizers.source.eos, tokenizers.source.pad, device))
+        return beam_search(
+            decoder,
+            [min(len(source) + settings.extra_tokens, model.settings.max_length) for source in sources],
+            settings,
+            begin=target.bos,
+            end=target.eos,
+            processors=[Ban((target.pad, target.bos, target.unk), device)],
+            device=device,
+        )
+
+
+def pad(
+    lines: Sequence[list[int]], end: int, padding: int, device: torch.device | str = "cpu"
+) -> tuple[Int[Tensor, "B S"], Bool[Tensor, "B S"]]:
+    """Each line and the end token as a row of ids, padded at its end, and which positions are real."""
+    length = max(map(len, lines)) + 1
+    ids_BS = torch.tensor([[*line, end, *[padding] * (length - 1 - len(line))] for line in lines], device=device)
+    lengths_B = torch.tensor([len(line) + 1 for line in lines], device=device)
+    return ids_BS, torch.arange(length, device=device) < lengths_B[:, None]
