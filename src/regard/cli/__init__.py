@@ -1,0 +1,81 @@
+"""The command `regard`: one short module per verb, imported when the verb is used."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from cyclopts import App, CycloptsError
+
+from regard.errors import JobError, UserError
+from regard.version import __version__
+
+HELP = """Train a Transformer on your own text, translate with it, measure it, look inside it.
+
+Begin with: `regard train --source text.en --target text.de --out runs/mine`
+"""
+
+VERBS = {
+    "train": "Train a model on two text files or by a recipe.",
+    "translate": "Translate text, files or standard input with a model.",
+    "evaluate": "Score translations with BLEU and chrF.",
+    "score": "Give the log-probability of translations under a model.",
+    "inspect": "Show what a model or preset consists of.",
+    "data": "Prepare text: fetch, clean, measure, learn a tokenizer, binarise.",
+}
+
+
+def application(verb: str | None) -> App:
+    """The command line. Only the module of `verb` is imported; the others are names with a summary."""
+    app = App(name="regard", version=__version__, help=HELP)
+    for name, summary in VERBS.items():
+        if name == verb:
+            module = import_module(f"regard.cli.{name}")
+            app.command(getattr(module, "app", None) or getattr(module, name), name=name)
+        else:
+            app.command(App(help=summary), name=name)
+    return app
+
+
+class _Notice(logging.Formatter):
+    """`warning: ...`, and plain text for what is only news."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        prefix = f"{record.levelname.lower()}: " if record.levelno > logging.INFO else ""
+        return prefix + record.getMessage()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line: exit status 0, 2 for wrong use, 1 for a failed job, 130 after Ctrl-C."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Notice())
+    log = logging.getLogger("regard")
+    log.handlers, log.propagate = [handler], False
+    log.setLevel(logging.INFO)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+    sys.exit(_status(sys.argv[1:] if arguments is None else arguments))
+
+
+def _status(arguments: Sequence[str]) -> int:
+    try:
+        application(next(iter(arguments), None))(arguments, exit_on_error=False, result_action="return_value")
+    except CycloptsError:
+        return 2  # printed already
+    except UserError as error:
+        print(f"regard: {error}", file=sys.stderr)
+        return 2
+    except JobError as error:
+        print(f"regard: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("regard: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has had enough; Python must not complain when it closes the stream.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return 0

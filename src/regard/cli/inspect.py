@@ -1,0 +1,60 @@
+"""`regard inspect`: what a model or preset consists of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def inspect(model: str, *, vocabulary: int = 37_000) -> None:
+    """Show what a model consists of: its settings, and its parameters by part.
+
+    MODEL is a model directory, or the name of a preset: the paper's `paper-base` and `paper-big`, the rows of its
+    Table 3 (`paper-A1` to `paper-E`), or `tiny` and `small` for small data.
+
+    Examples:
+
+        regard inspect paper-base
+
+        regard inspect runs/mine/model
+
+    Parameters
+    ----------
+    model
+        Model directory or name of a preset.
+    vocabulary
+        Shared vocabulary with which a preset is counted. The paper's English-German one has about 37,000.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from regard.inspection.costs import blueprint, parameters_by_part
+    from regard.model import store
+    from regard.model.presets import PRESETS, preset
+
+    printed = None
+    if model not in PRESETS and Path(model).exists():
+        config = store.read_config(Path(model))
+        settings, sizes = config.model, (config.vocabulary.source, config.vocabulary.target)
+        title = model
+    else:
+        chosen = preset(model)
+        settings, sizes = chosen.model, (vocabulary, vocabulary)
+        printed = chosen.printed_millions
+        title = f"{model}: {chosen.about}"
+    parts = parameters_by_part(blueprint(settings, *sizes))
+    total = sum(part.parameters for part in parts)
+
+    console = Console()
+    console.print(title, highlight=False, markup=False)
+    for name, value in settings:
+        console.print(f"  {name}: {value}", highlight=False, markup=False)
+    table = Table("part", "parameters", "share", title=f"vocabulary {sizes[0]:,} source, {sizes[1]:,} target")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for part in parts:
+        table.add_row(part.name, f"{part.parameters:,}", f"{part.parameters / total:.1%}")
+    table.add_section()
+    table.add_row("all", f"{total:,}", "")
+    console.print(table)
+    if printed is not None:
+        console.print(f"The paper prints {printed} million; here {total / 1e6:.1f} million.", highlight=False)

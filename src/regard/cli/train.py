@@ -1,0 +1,130 @@
+"""`regard train`: learn a model from text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from regard.errors import UserError
+from regard.settings import merge, parse_overrides, read_yaml
+
+
+def train(
+    *words: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
+    source: Path | None = None,
+    target: Path | None = None,
+    dev_source: Path | None = None,
+    dev_target: Path | None = None,
+    test_source: Path | None = None,
+    test_target: Path | None = None,
+    out: Path | None = None,
+    resume: Path | None = None,
+    show: bool = False,
+) -> None:
+    """Train a model, from two text files or by a recipe; interrupted training goes on where it was.
+
+    Usage: regard train [RECIPE.yaml] [OPTIONS] [--SECTION.KEY VALUE ...]
+
+    Two parallel files are enough: the rest is chosen from their size, and said. A recipe is a YAML file of settings;
+    each of them can be given as an option too, such as `--model.d-model 256` or `--training.steps 5000`. With
+    `--show` all settings are printed, with nothing done.
+
+    Examples:
+
+        regard train --source text.en --target text.de --out runs/mine
+
+        regard train recipes/ui-strings.yaml --out runs/ui --training.steps 1000
+
+        regard train --resume runs/mine --training.steps 20000
+
+    Parameters
+    ----------
+    source
+        Text to translate from, one sentence a line (plain or gzip); or, without --target, tab-separated pairs.
+    target
+        Its translations, line by line.
+    dev_source
+        Text for validation; without it some of the training text is held out.
+    dev_target
+        Its translations.
+    test_source
+        Text to translate and score at the end.
+    test_target
+        Its translations.
+    out
+        Directory of the run, with the model in `OUT/model` at the end. Default: runs/NAME-OF-RECIPE.
+    resume
+        Go on with the run in this directory.
+    show
+        Print the settings and stop.
+    """
+    recipe, overrides = _words(words)
+    files = _files(train=(source, target), dev=(dev_source, dev_target), test=(test_source, test_target))
+    if resume is not None:
+        if recipe or files or out:
+            raise UserError("--resume goes on with a run as it was begun: leave out the recipe, --out and all files")
+        from regard.runs.run import load_settings
+
+        settings = load_settings(resume, overrides)
+        directory = resume
+    else:
+        values = merge(read_yaml(recipe) if recipe else {}, merge(files, overrides))
+        if not values.get("data"):
+            raise UserError("train what? give a recipe, or --source and --target (regard train --help has examples)")
+        settings = _settings(values, recipe)
+        directory = _directory(out, recipe)
+    if show:
+        print(settings.to_yaml(), end="")
+        return
+
+    from rich.console import Console
+
+    from regard.runs.run import train as run
+    from regard.training.terminal import TerminalView
+
+    console = Console(stderr=True)
+    run(directory, settings, TerminalView(console), lambda text: console.print(text, **PLAIN))
+
+
+PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
+
+
+def _words(words: tuple[str, ...]) -> tuple[Path | None, dict[str, Any]]:
+    """The recipe, when the first word is one, and the settings given as options."""
+    if words and not words[0].startswith("--"):
+        return Path(words[0]), parse_overrides(words[1:])
+    return None, parse_overrides(words)
+
+
+def _files(**parts: tuple[Path | None, Path | None]) -> dict[str, Any]:
+    data = {}
+    for name, (source, target) in parts.items():
+        prefix = "" if name == "train" else f"{name}-"
+        if target is not None and source is None:
+            raise UserError(f"--{prefix}target needs --{prefix}source beside it")
+        if source is not None:
+            data[name] = {"source": str(source), "target": None if target is None else str(target)}
+    return {"data": data} if data else {}
+
+
+def _settings(values: dict[str, Any], recipe: Path | None) -> Any:
+    """Resolved settings; without a recipe, what is not given is chosen from the size of the corpus."""
+    from regard.runs.prepare import count_pairs, find_corpus
+    from regard.runs.settings import DataSettings, choices, resolve
+
+    origin = str(recipe) if recipe else "command line"
+    settings = resolve(values, origin)  # a mistake is known before the corpus is read
+    if recipe:
+        return settings
+    corpus = find_corpus(DataSettings.parse(values["data"], origin))
+    return resolve(merge(choices(count_pairs(corpus.train)), values), origin)
+
+
+def _directory(out: Path | None, recipe: Path | None) -> Path:
+    if out is not None:
+        return out
+    if recipe is None:
+        raise UserError("--out is missing: the directory where the run is to live, such as --out runs/mine")
+    return Path("runs") / recipe.stem

@@ -1,0 +1,51 @@
+"""What a model costs: its parameters, by part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from regard.model.settings import ModelSettings
+from regard.model.store import parameters
+from regard.model.transformer import EncoderDecoder
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a model and its number of parameters."""
+
+    name: str
+    parameters: int
+
+
+PARTS = {
+    "self_attention": "self-attention",
+    "memory_attention": "attention over the encoder",
+    "feed_forward": "feed-forward",
+}
+"""The sub-layers of a layer; what else a layer has are its normalisations."""
+
+
+def parameters_by_part(model: EncoderDecoder) -> list[Part]:
+    """The parameters of each kind of sub-layer of encoder and decoder, and of the embeddings; each counted once."""
+    counts: dict[str, int] = {}
+    for name, tensor in parameters(model).items():
+        part = _part(name)
+        counts[part] = counts.get(part, 0) + tensor.numel()
+    return [Part(name, count) for name, count in counts.items()]
+
+
+def blueprint(settings: ModelSettings, source_vocabulary: int, target_vocabulary: int) -> EncoderDecoder:
+    """A model without memory for its weights, to be counted."""
+    with torch.device("meta"):
+        return EncoderDecoder(settings, source_vocabulary, target_vocabulary)
+
+
+def _part(name: str) -> str:
+    stack, *inner = name.split(".")
+    if stack in ("encoder", "decoder"):
+        return f"{stack}: {PARTS.get(inner[1], 'normalisation')}"
+    if stack.endswith("_norm"):
+        return f"{stack.removesuffix('_norm')}: normalisation"
+    return "embeddings and output" if "positions" not in name else "positions"
