@@ -1,0 +1,141 @@
+"""A model directory as a Python object.
+
+config.json        what the model is made of
+model.safetensors  its weights
+tokenizer.json     (or tokenizer.source.json and tokenizer.target.json)
+generation.json    how to search, unless told otherwise
+README.md          the model card
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.errors import UserError
+from regard.evaluation.scoring import PairScore, score
+from regard.model import store
+from regard.model.transformer import EncoderDecoder
+from regard.search import engine
+from regard.search.engine import Translation
+from regard.search.settings import SearchSettings
+from regard.text.lines import atomic_write
+from regard.text.tokenizer import TokenizerPair
+
+GENERATION = "generation.json"
+CARD = "README.md"
+
+PATIENCE = 0.02
+"""Seconds without further input after which a stream's lines are translated: too short for a person to notice."""
+
+
+class Translator:
+    """Translates texts. Threads may share one: a call changes nothing on it.
+
+    Search options of each call are the fields of `SearchSettings` (beam, alpha, nbest, ...); those not given are the
+    model directory's.
+    """
+
+    def __init__(
+        self, model: EncoderDecoder, tokenizers: TokenizerPair, settings: SearchSettings | None = None
+    ) -> None:
+        """From the parts; `load` reads them from a directory. The model is put into evaluation mode."""
+        self.model = model.eval()
+        self.tokenizers = tokenizers
+        self.settings = settings or SearchSettings()
+
+    def translate(self, texts: str | Sequence[str], **options: Any) -> list[str]:
+        """The best translation of each text, in order. A single string counts as a list of one.
+
+        Raises:
+            UserError: an option is unknown or has an impossible value.
+        """
+        return [translation.best.text for translation in self.hypotheses(texts, **options)]
+
+    def hypotheses(self, texts: str | Sequence[str], **options: Any) -> list[Translation]:
+        """As `translate`, with all that was found: `nbest` candidates with scores, token ids and whether they ended."""
+        return list(engine.translate(self.model, self.tokenizers, _listed(texts), self._settings(options), name="text"))
+
+    def stream(
+        self, texts: Iterable[str], *, patience: float | None = PATIENCE, name: str = "input", **options: Any
+    ) -> Iterator[Translation]:
+        """Translate texts as they come, in order, without holding all of them.
+
+        Args:
+            texts: read ahead by a thread when `patience` is given.
+            patience: what has come is translated when nothing more has for so many seconds; None waits for some
+                thousand texts at a time, which is a little faster for input that does not wait.
+            name: stands in warnings before the number of the line.
+        """
+        settings = self._settings(options)
+        return engine.translate(self.model, self.tokenizers, texts, settings, patience=patience, name=name)
+
+    def score(self, sources: str | Sequence[str], targets: str | Sequence[str]) -> list[PairScore]:
+        """How probable the model finds each target as the translation of its source.
+
+        Raises:
+            UserError: there are not as many sources as targets.
+        """
+        sources, targets = _listed(sources), _listed(targets)
+        if len(sources) != len(targets):
+            raise UserError(f"{len(sources)} sources and {len(targets)} targets: each source needs one target")
+        pairs = zip(sources, targets, strict=True)
+        return list(score(self.model, self.tokenizers, pairs, self.settings.batch_tokens))
+
+    def _settings(self, options: dict[str, Any]) -> SearchSettings:
+        return SearchSettings.parse({**self.settings.model_dump(), **options}, "search options")
+
+
+def load(path: str | Path, device: str | torch.device | None = None) -> Translator:
+    """Read a model directory, or that of a training run. Without `device`, the model goes to a GPU if there is one.
+
+    Raises:
+        UserError: the directory does not exist, or something in it is missing or damaged.
+    """
+    directory = Path(path)
+    if not directory.is_dir():
+        what = "is a file; a model is a directory" if directory.exists() else "does not exist"
+        raise UserError(f"{directory}: {what}")
+    if not (directory / store.CONFIG).exists() and (directory / "model" / store.CONFIG).exists():
+        directory /= "model"
+    model = store.read(directory, _device(device))
+    tokenizers = TokenizerPair.load(directory)
+    sizes = tokenizers.source.size, tokenizers.target.size
+    if sizes != (model.source_embedding.weight.shape[0], model.output.shape[0]):
+        raise UserError(f"{directory}: the tokenizer has another vocabulary than the model; copy the directory again")
+    generation = directory / GENERATION
+    values = store.read_json(generation) if generation.exists() else {}
+    return Translator(model, tokenizers, SearchSettings.parse(values, str(generation)))
+
+
+def write_directory(
+    directory: Path, model: torch.nn.Module, tokenizers: TokenizerPair, settings: SearchSettings, card: str
+) -> None:
+    """Write a model directory that `load` reads; `card` is the text of its README.md.
+
+    The file that makes it a model directory, `config.json`, comes last.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizers.save(directory)
+    for name, text in ((GENERATION, settings.model_dump_json(indent=2) + "\n"), (CARD, card)):
+        with atomic_write(directory / name) as file:
+            file.write(text.encode("utf-8"))
+    store.write(directory, model)
+
+
+def _device(name: str | torch.device | None) -> torch.device:
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        raise UserError(f"device {name}: is not available here; choose cpu, cuda or cuda:0, ...") from None
+    return device
+
+
+def _listed(texts: str | Sequence[str]) -> Sequence[str]:
+    return [texts] if isinstance(texts, str) else texts
