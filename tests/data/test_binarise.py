@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +26,6 @@ PAIRS = [("a dog runs", "ein Hund läuft"), ("two cats", "zwei Katzen"), ("42 \u
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of three lines, so that a few lines take all paths."""
     monkeypatch.setattr(binarisation, "CHUNK_LINES", 3)
-    monkeypatch.setattr(binarisation, "INLINE_CHUNKS", 1)
 
 
 def decoded(dataset: PairDataset, tokenizers: TokenizerPair) -> list[tuple[str, str]]:
@@ -128,10 +126,6 @@ def test_a_mistake_in_the_input_ends_the_workers_and_leaves_no_file(
     with pytest.raises(UserError, match="line 31"):
         binarise(broken(), tokenizers, tmp_path / "pairs.arrow", processes=2)
     assert list(tmp_path.iterdir()) == []
-
-
-def _die(chunk: object) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_worker_that_dies_is_one_sentence(

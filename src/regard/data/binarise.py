@@ -14,7 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,8 +31,6 @@ from regard.text.tokenizer import Tokenizer, TokenizerPair
 CHUNK_LINES = 8192
 """Most lines of a record batch. What a chunk holds depends on the input alone, so the file does too."""
 CHUNK_CHARACTERS = 2**22
-INLINE_CHUNKS = 4
-"""A corpus of up to so many chunks is done before processes would have started."""
 
 
 @dataclass
@@ -72,24 +70,24 @@ def binarise(
     tokenizers: TokenizerPair,
     path: Path,
     *,
-    processes: int | None = None,
+    processes: int = 1,
     max_length: int = 512,
     progress: Callable[[int], None] | None = None,
 ) -> BinariseReport:
     """Write the token ids of `pairs` to an Arrow file, which appears at `path` once it is complete.
 
-    The file is the same for any number of `processes` (default: one for each core; a small corpus takes none), and
-    memory does not grow with the corpus. A pair with an empty side, or with more than `max_length` tokens on a
-    side, cannot be trained on: it is skipped and reported. `progress` is told the number of lines done so far.
+    A pair with an empty side, or with more than `max_length` tokens on a side, cannot be trained on: it is skipped and
+    reported. Memory does not grow with the corpus. `progress` is told the number of lines done so far.
 
-    Workers are started afresh, as on every platform: a script that calls this with a large corpus needs the
-    usual `if __name__ == "__main__":`.
+    By itself this process encodes with threads on all cores, which is as quick as other processes on a few cores; on
+    many, more `processes` are quicker. They are started afresh, so a script that asks for them needs the usual
+    `if __name__ == "__main__":`. The file is the same for any number of them.
 
     Raises `UserError` when no pair is left, `JobError` when a worker dies or the disk is full.
     """
     schema = pair_schema(tokenizers)
     report = BinariseReport()
-    chunks = _encode_all(_chunks(pairs), _Encoder(tokenizers, max_length), processes or _cores())
+    chunks = _encode_all(_chunks(pairs), _Encoder(tokenizers, max_length), processes)
     with closing(chunks), atomic_write(path) as file, pa.ipc.new_file(file, schema) as writer:
         for chunk in chunks:
             _account(report, chunk)
@@ -186,10 +184,8 @@ def _chunks(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
 
 
 def _encode_all(chunks: Iterator[list[Pair]], encoder: _Encoder, processes: int) -> Generator[_Chunk]:
-    """Encode the chunks in order; here while that is quicker, else in `processes` workers."""
-    first = list(islice(chunks, INLINE_CHUNKS + 1))
-    chunks = chain(first, chunks)
-    if processes == 1 or len(first) <= INLINE_CHUNKS:
+    """Encode the chunks in order."""
+    if processes == 1:
         yield from map(encoder, chunks)
     else:
         yield from _encode_in_workers(chunks, encoder, processes)
@@ -236,7 +232,3 @@ def _work(tokenizers: Path, max_length: int, chunk: list[Pair]) -> _Chunk:
 
 
 _load = cache(TokenizerPair.load)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

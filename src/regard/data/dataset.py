@@ -84,9 +84,9 @@ class PairDataset:
             reader = pa.ipc.open_file(pa.memory_map(str(path)))
             _check_metadata(path, reader.schema, tokenizers)
             columns = [_columns(reader.get_batch(index)) for index in range(reader.num_record_batches)]
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-        except (pa.ArrowException, ValueError) as error:
+        except (OSError, pa.ArrowException, ValueError) as error:
+            if isinstance(error, OSError) and error.strerror:
+                raise UserError(f"{path}: cannot be read: {error.strerror}") from None
             reason = str(error).splitlines()[0]
             raise UserError(f"{path}: not a complete Arrow file of pairs ({reason}); binarise again") from None
         return cls(path, columns)
