@@ -4,19 +4,49 @@ from __future__ import annotations
 
 from torch import nn
 
-from regard.evaluation.metrics import Score
+from regard.evaluation.metrics import MetricSettings, Score, corpus_scores, tokenize_for
+from regard.model.store import unwrap
+from regard.model.transformer import EncoderDecoder
 from regard.runs.prepare import Prepared, Say
 from regard.runs.settings import RunSettings
+from regard.search.engine import translate
+from regard.search.settings import SearchSettings
 
 
 class Decoding:
-    """Translates validation text with the model as it is."""
+    """Translates and scores text with the model as it is."""
 
     def __init__(self, settings: RunSettings, prepared: Prepared, say: Say) -> None:
-        self.settings = settings
-        self.prepared = prepared
+        count = settings.validation.sentences
+        self.tokenizers = prepared.tokenizers
+        self.sources = prepared.dev_source[:count]
+        self.references = prepared.dev_target[:count]
+        self.metrics = MetricSettings(tokenize=tokenize_for(settings.data.target_language))
+        self.greedy = settings.search.model_copy(update={"beam": 1, "nbest": 1})
+        self.samples = settings.validation.samples
         self.say = say
 
-    def scores(self, model: nn.Module) -> dict[str, float]:
-        """BLEU and chrF of validation text, with some translations shown."""
-        raise SystemExit  # placeholder until search lands
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        """BLEU and chrF of validation text by greedy search, with some translations shown."""
+        if not self.sources:
+            return {}
+        outputs, scores = self.score(model, self.sources, self.references, self.greedy)
+        self.show(self.sources, outputs, self.references)
+        return {score.name.lower().removesuffix("2"): score.value for score in scores}
+
+    def show(self, sources: list[str], outputs: list[str], references: list[str]) -> None:
+        """Say some of the translations: the same sentences each time, so that progress shows."""
+        wanted = min(len(sources), self.samples)
+        for part in range(wanted):
+            index = (2 * part + 1) * len(sources) // (2 * wanted)
+            self.say(f"  {sources[index]}\n  → {outputs[index]}\n  = {references[index]}\n")
+
+    def score(
+        self, model: nn.Module, sources: list[str], references: list[str], search: SearchSettings
+    ) -> tuple[list[str], list[Score]]:
+        """Translations of `sources` and their scores against `references`."""
+        inner = unwrap(model)
+        if not isinstance(inner, EncoderDecoder):
+            raise TypeError(f"cannot translate with {type(inner).__name__}")
+        outputs = [each.best.text for each in translate(inner, self.tokenizers, sources, search, name="validation")]
+        return outputs, corpus_scores(outputs, [references], self.metrics)

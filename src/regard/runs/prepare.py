@@ -54,12 +54,12 @@ def find_corpus(data: DataSettings) -> Corpus:
     if data.corpus is None or data.target_language is None:
         raise UserError("data: names neither a corpus nor files to train on")
     named = get(data.corpus, data.target_language)
-    files = [Files(source=source, target=target) for source, target in (named.train, named.dev, named.test)]
+    train, dev, test = (Files(source=source, target=target) for source, target in (named.train, named.dev, named.test))
     description = (
         f"{named.name}, {named.source_language} to {named.target_language}. Origin: {named.origin}. "
         f"Licence: {named.licence}. {named.attribution}."
     )
-    return Corpus(*files, description)
+    return Corpus(train, dev, test, description)
 
 
 def count_pairs(files: Files) -> int:

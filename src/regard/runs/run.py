@@ -98,7 +98,7 @@ def build_trainer(
     listeners: list[Listener] = [
         view,
         MetricsLog(directory, every=max(1, min(100, settings.validation.every))),
-        Validation(settings.validation, Batches(prepared.dev, dev_settings), decoding.scores),
+        Validation(settings.validation, Batches(prepared.dev, dev_settings), decoding.validate),
         EarlyStopping(metric, settings.validation.patience),
         CheckpointKeeper(directory / "checkpoints", settings.checkpoints, metric),
     ]
@@ -155,7 +155,7 @@ def _describe(model: EncoderDecoder, trainer: Trainer, prepared: Prepared) -> st
     epochs = trainer.settings.steps * trainer.settings.accumulate / batches
     return (
         f"model: {count / 1e6:.1f}M parameters; {len(prepared.train):,} pairs in {batches:,} batches an epoch "
-        f"({trainer.batches.real_share(0).both:.1%} real tokens), {trainer.settings.steps:,} steps = {epochs:.1f} epochs"
+        f"({trainer.batches.real_share(0).both:.1%} real tokens); {trainer.settings.steps:,} steps, {epochs:.1f} epochs"
     )
 
 
@@ -169,7 +169,7 @@ def _interruptible(trainer: Trainer) -> Iterator[None]:
         yield
         return
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def stop(_number: int, _frame: FrameType | None) -> None:
         if trainer.stop_reason:
             raise KeyboardInterrupt
         trainer.stop(INTERRUPTED)

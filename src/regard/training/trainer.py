@@ -99,7 +99,8 @@ class Listening:
         return {}
 
 
-Objective = Callable[[nn.Module, Batch], LossSums]
+Objective = Callable[[Any, Batch], LossSums]
+"""Sums of loss of a model over a batch: what the model must learn."""
 
 
 class Trainer:
