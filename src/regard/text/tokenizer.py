@@ -22,10 +22,10 @@ from regard.text.vocabulary import BYTES, CONTROL, Document, TokenizerSettings, 
 
 __all__ = ["StreamDecoder", "Tokenizer", "TokenizerPair", "TokenizerSettings"]
 
-# The library's threads do not live on in a forked worker. It would notice and print a warning; told before the fork, it
-# encodes in one thread from then on, and the workers are what runs side by side.
+# The library's threads do not live on in a forked worker, which would wait for them for ever; workers run side by side
+# anyway, each with one thread.
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=lambda: os.environ.setdefault("TOKENIZERS_PARALLELISM", "false"))
+    os.register_at_fork(after_in_child=lambda: os.environ.update(TOKENIZERS_PARALLELISM="false"))
 
 
 class Tokenizer:
