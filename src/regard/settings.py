@@ -37,7 +37,8 @@ class Settings(BaseModel):
             raise UserError("; ".join(_sentence(cls, detail, origin) for detail in error.errors())) from None
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        """All settings as YAML that `read_yaml` reads back to the same."""
+        return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def _sentence(root: type[Settings], detail: Any, origin: str) -> str:
@@ -45,10 +46,11 @@ def _sentence(root: type[Settings], detail: Any, origin: str) -> str:
     key = ".".join(path)
     if detail["type"] == "extra_forbidden":
         known = _keys(root)
-        close = difflib.get_close_matches(key, known, n=1, cutoff=0.6) or [
-            name for name in known if name.rsplit(".", 1)[-1] == path[-1]
-        ]
-        hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(_siblings(known, path))}"
+        siblings = _siblings(known, path)
+        # By its last word, so that a key in the wrong section is found too; of equal words the one beside it wins.
+        by_word = {name.rpartition(".")[2]: name for name in [*known, *siblings]}
+        close = difflib.get_close_matches(path[-1], by_word, n=1, cutoff=0.6)
+        hint = f"did you mean {by_word[close[0]]}?" if close else f"known here: {', '.join(siblings)}"
         return f"{origin}: {key} is not a setting; {hint}"
     message = detail["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
@@ -79,42 +81,57 @@ def _siblings(known: Iterable[str], path: list[str]) -> list[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people mean it: `5e-4` is a number, `no` is a language code, a repeated key is an error."""
+    """YAML as people mean it, near YAML 1.2: `5e-4` is a number, `no` a language code, `010` and `2024-01-01` are text.
+
+    A key that stands twice is an error.
+    """
 
 
-_Loader.yaml_implicit_resolvers = {
-    letter: [
-        (tag, pattern) for tag, pattern in resolvers if tag not in {"tag:yaml.org,2002:float", "tag:yaml.org,2002:bool"}
-    ]
-    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"[-+]?(?:\d[\d_]*\.[\d_]*(?:[eE][-+]?\d+)?|\.\d[\d_]*(?:[eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.(?:inf|nan))$"
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads back: text that would look like a number to it is quoted."""
+
+
+_TAG = "tag:yaml.org,2002:"
+_NUMBERS_AND_TRUTH = (
+    ("bool", r"(?:[tT]rue|TRUE|[fF]alse|FALSE)$", "tTfF"),
+    ("int", r"[-+]?(?:0|[1-9][0-9_]*)$", "-+0123456789"),
+    (
+        "float",
+        r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?"
+        r"|[0-9][0-9_]*[eE][-+]?[0-9]+|\.(?:inf|nan))$",
+        "-+0123456789.",
     ),
-    list("-+0123456789."),
 )
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"(?:true|false)$", re.IGNORECASE), list("tTfF"))
+for _kind in (_Loader, _Dumper):
+    _kind.yaml_implicit_resolvers = {
+        letter: [(tag, pattern) for tag, pattern in resolvers if tag in {_TAG + "null", _TAG + "merge"}]
+        for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    for _name, _pattern, _letters in _NUMBERS_AND_TRUTH:
+        _kind.add_implicit_resolver(_TAG + _name, re.compile(_pattern), list(_letters))
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
-    for position, key in enumerate(keys):
-        if key in keys[:position]:
-            line = node.value[position][0].start_mark.line + 1
-            raise yaml.MarkedYAMLError(
-                problem=f"the key {key!r} stands twice",
-                problem_mark=node.value[position][0].start_mark,
-                note=str(line),
-            )
+    written = [key for key, _ in node.value if key.tag != _TAG + "merge"]
     loader.flatten_mapping(node)
-    return {
-        loader.construct_object(key, deep=True): loader.construct_object(value, deep=True) for key, value in node.value
-    }
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise yaml.MarkedYAMLError(problem="a key should be a word", problem_mark=key.start_mark)
+    seen = set()
+    for key in written:
+        name = loader.construct_object(key)
+        if name in seen:
+            raise yaml.MarkedYAMLError(problem=f"the key {name!r} stands twice", problem_mark=key.start_mark)
+        seen.add(name)
+    return {loader.construct_object(key): loader.construct_object(value, deep=True) for key, value in node.value}
 
 
-_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+# What stays under None refuses every other tag.
+_KNOWN_TAGS = {None, *(_TAG + name for name in ("null", "bool", "int", "float", "str", "seq"))}
+_Loader.yaml_constructors = {
+    tag: construct for tag, construct in yaml.SafeLoader.yaml_constructors.items() if tag in _KNOWN_TAGS
+}
+_Loader.add_constructor(_TAG + "map", _mapping)
 
 
 def parse_yaml(text: str, origin: str) -> Any:
@@ -125,6 +142,9 @@ def parse_yaml(text: str, origin: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         raise UserError(f"{origin}{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    except (LookupError, ValueError, RecursionError) as error:
+        # A number too long for Python, a tag that its value does not fit, brackets beyond count.
+        raise UserError(f"{origin}: not valid YAML: {error}") from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -160,6 +180,8 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
         place = values
         for section in sections:
             place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                raise UserError(f"--{name}: {section} was given the value {place!r} before; give one or the other")
         place[key] = parse_yaml(text, f"--{name}")
     return values
 
