@@ -23,6 +23,7 @@ from torch.nn import functional
 from regard.model.cache import LayerCache
 from regard.model.dropout import dropout
 from regard.model.masks import Mask
+from regard.model.precision import finite
 from regard.model.settings import ModelSettings
 
 # On a CPU the fused kernel's backward pass costs more than it saves below about this many scores a head
@@ -51,11 +52,12 @@ def reference_attention(
 ) -> AttentionValues:
     """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V, equation (1), with its intermediate values.
 
-    Scores and softmax are in float32 whatever the inputs are. `drop` is applied to the weights on their way to the
-    output only.
+    Scores and softmax are in float32 at least, whatever the inputs are. `drop` is applied to the weights on their way
+    to the output only.
     """
+    wide = torch.promote_types(query_BHTE.dtype, torch.float32)
     scale = 1.0 / math.sqrt(query_BHTE.shape[-1])
-    scores_BHTS = (query_BHTE * scale @ key_BHSE.transpose(-2, -1)).float()
+    scores_BHTS = query_BHTE.to(wide) * scale @ key_BHSE.to(wide).transpose(-2, -1)
     if mask is not None:
         scores_BHTS = scores_BHTS + mask.bias_BHTS
     weights_BHTS = scores_BHTS.softmax(dim=-1)
@@ -144,7 +146,8 @@ class MultiHeadAttention(nn.Module):
         self, x_BTD: Float[Tensor, "B T D"], mask: Mask | None = None, cache: LayerCache | None = None
     ) -> Float[Tensor, "B T D"]:
         """Self-attention; with a cache, over the positions it holds and the new ones."""
-        query, key, value = (self._split(part) for part in torch.split(self.in_projection(x_BTD), self.widths, dim=-1))
+        projected = finite(self.in_projection(x_BTD))
+        query, key, value = (self._split(part) for part in torch.split(projected, self.widths, dim=-1))
         if cache is not None:
             key, value = cache.append(key, value)
         return self._attend(query, key, value, mask)
@@ -161,19 +164,18 @@ class MultiHeadAttention(nn.Module):
         There may be k rows of `x` for each row of the memory (the hypotheses of a beam, side by side): they are folded
         into the query positions, so that the memory's keys and values are never copied.
         """
-        rows, length, d_model = x_RTD.shape
         query_width = self.widths[0]
         weight, bias = self.in_projection.weight, self.in_projection.bias
         if cache is not None and cache.memory is not None:
             key, value = cache.memory
         else:
-            both = functional.linear(memory_BSD, weight[query_width:], bias[query_width:])
+            both = finite(functional.linear(memory_BSD, weight[query_width:], bias[query_width:]))
             key, value = (self._split(part) for part in torch.split(both, self.widths[1:], dim=-1))
             if cache is not None:
                 cache.memory = key, value
-        folded_BTD = x_RTD.reshape(key.shape[0], -1, d_model)
-        query = self._split(functional.linear(folded_BTD, weight[:query_width], bias[:query_width]))
-        return self._attend(query, key, value, mask).view(rows, length, d_model)
+        folded_BTD = x_RTD.reshape(key.shape[0], -1, *x_RTD.shape[1:]).flatten(1, 2)
+        query = self._split(finite(functional.linear(folded_BTD, weight[:query_width], bias[:query_width])))
+        return self._attend(query, key, value, mask).view(x_RTD.shape)
 
     def _split(self, x_BTK: Float[Tensor, "B T K"]) -> Float[Tensor, "B H T E"]:
         return x_BTK.view(*x_BTK.shape[:2], self.heads, -1).transpose(1, 2)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -15,15 +14,8 @@ from regard.model.attention import MultiHeadAttention
 from regard.model.cache import LayerCache
 from regard.model.dropout import dropout
 from regard.model.masks import Mask
+from regard.model.precision import finite
 from regard.model.settings import ModelSettings
-
-
-def finite(x: Tensor) -> Tensor:
-    """In float16, bring values beyond its largest (65,504) back to it; other dtypes reach far enough."""
-    if x.dtype != torch.float16:
-        return x
-    largest = torch.finfo(torch.float16).max
-    return x.clamp(-largest, largest)
 
 
 class FeedForward(nn.Module):

@@ -32,10 +32,10 @@ class _SixteenBitDropout(torch.autograd.Function):
 def dropout(x: Tensor, probability: float, training: bool) -> Tensor:
     """Zero each value of `x` with `probability` while `training`, and scale the rest to keep the mean.
 
-    On a CPU the probability is rounded to a multiple of 2^-16, and the scale is that of the rounded probability.
+    On a CPU the probability is rounded to a multiple of 2^-16 below 1, and the scale is that of the rounded one.
     """
     if not training or probability == 0.0:
         return x
     if x.device.type != "cpu":
         return functional.dropout(x, probability)
-    return _SixteenBitDropout.apply(x, round(probability * 2**16))  # type: ignore[no-any-return, no-untyped-call]
+    return _SixteenBitDropout.apply(x, min(round(probability * 2**16), 2**16 - 1))  # type: ignore[no-any-return, no-untyped-call]

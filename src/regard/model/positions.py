@@ -35,7 +35,7 @@ class SinusoidalPositions(nn.Module):
         self.register_buffer("table_TD", sinusoids(settings.max_length, settings.d_model), persistent=False)
 
     def forward(self, x_BTD: Float[Tensor, "B T D"], offset: int = 0) -> Float[Tensor, "B T D"]:
-        return x_BTD + self.table_TD[offset : offset + x_BTD.shape[1]]
+        return x_BTD + _rows(self.table_TD, offset, x_BTD.shape[1])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SinusoidalPositions:
         """Follow the model's device and dtype, but from the exact table: never through a lower precision and back."""
@@ -55,7 +55,14 @@ class LearnedPositions(nn.Module):
         nn.init.normal_(self.weight, std=settings.d_model**-0.5)
 
     def forward(self, x_BTD: Float[Tensor, "B T D"], offset: int = 0) -> Float[Tensor, "B T D"]:
-        return x_BTD + self.weight[offset : offset + x_BTD.shape[1]]
+        return x_BTD + _rows(self.weight, offset, x_BTD.shape[1])
+
+
+def _rows(table_TD: Tensor, offset: int, count: int) -> Tensor:
+    """Rows of a table of positions; beyond its end, where slicing would quietly give fewer, `ValueError`."""
+    if offset + count > len(table_TD):
+        raise ValueError(f"{offset + count} positions are more than the model's max_length of {len(table_TD)}")
+    return table_TD[offset : offset + count]
 
 
 POSITIONS: dict[str, Callable[[ModelSettings], nn.Module]] = {

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from pydantic import Field, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
@@ -29,8 +30,8 @@ VERSION = 1
 class Vocabulary(Settings):
     """How many token ids each side has."""
 
-    source: int
-    target: int
+    source: int = Field(gt=0)
+    target: int = Field(gt=0)
 
 
 class ModelConfig(Settings):
@@ -41,6 +42,12 @@ class ModelConfig(Settings):
     family: Literal["encoder-decoder"] = "encoder-decoder"
     vocabulary: Vocabulary
     model: ModelSettings
+
+    @model_validator(mode="after")
+    def _one_vocabulary(self) -> ModelConfig:
+        if self.model.tie == "all" and self.vocabulary.source != self.vocabulary.target:
+            raise ValueError('model.tie = "all" needs one vocabulary for both sides')
+        return self
 
 
 def parameters(model: nn.Module) -> dict[str, Tensor]:
