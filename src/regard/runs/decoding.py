@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from regard.evaluation.metrics import MetricSettings, Score, corpus_scores, tokenize_for
+from regard.evaluation.metrics import Score, corpus_scores
 from regard.model.store import unwrap
 from regard.model.transformer import EncoderDecoder
 from regard.runs.prepare import Prepared, Say
@@ -21,7 +21,9 @@ class Decoding:
         self.tokenizers = prepared.tokenizers
         self.sources = prepared.dev_source[:count]
         self.references = prepared.dev_target[:count]
-        self.metrics = MetricSettings(tokenize=tokenize_for(settings.data.target_language))
+        self.metrics = settings.metrics
+        if self.metrics.language is None:
+            self.metrics = self.metrics.model_copy(update={"language": settings.data.target_language})
         self.greedy = settings.search.model_copy(update={"beam": 1, "nbest": 1})
         self.samples = settings.validation.samples
         self.say = say

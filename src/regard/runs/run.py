@@ -39,7 +39,7 @@ from regard.training.trainer import Listener, Trainer
 from regard.training.validation import EarlyStopping, Validation
 
 SETTINGS = "settings.yaml"
-CHANGEABLE = ("training", "validation", "checkpoints", "search")
+CHANGEABLE = ("training", "validation", "checkpoints", "search", "metrics")
 """Sections that may differ when a run goes on; the others decide what the weights mean."""
 
 

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from regard.data.batches import BatchSettings
 from regard.data.corpus import CleaningSettings
+from regard.evaluation.metrics import MetricSettings
 from regard.model.presets import preset
 from regard.model.settings import ModelSettings
 from regard.search.settings import SearchSettings
@@ -69,6 +70,7 @@ class RunSettings(Settings):
     validation: ValidationSettings = ValidationSettings()
     checkpoints: CheckpointSettings = CheckpointSettings()
     search: SearchSettings = SearchSettings()
+    metrics: MetricSettings = MetricSettings()
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
