@@ -50,9 +50,14 @@ def cross_entropy(
     hidden_ND: Float[Tensor, "N D"], weight_VD: Float[Tensor, "V D"], targets_N: Int[Tensor, " N"], smoothing: float
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """The same without ever holding all N x V logits: each chunk's gradient is made beside its loss."""
-    if torch.is_autocast_enabled(hidden_ND.device.type):
-        hidden_ND = hidden_ND.to(torch.get_autocast_dtype(hidden_ND.device.type))
-    loss, nll = _FusedCrossEntropy.apply(hidden_ND, weight_VD, targets_N, smoothing)  # type: ignore[no-untyped-call]
+    device = hidden_ND.device.type
+    if torch.is_autocast_enabled(device):
+        hidden_ND = hidden_ND.to(torch.get_autocast_dtype(device))
+    learning = torch.is_grad_enabled()  # inside of an autograd function it is always off
+    with torch.autocast(device, enabled=False):
+        loss, nll = _FusedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+            hidden_ND, weight_VD, targets_N, smoothing, learning
+        )
     return loss, nll
 
 
@@ -65,13 +70,13 @@ class _FusedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, smoothing: float
+        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, smoothing: float, learning: bool
     ) -> tuple[Tensor, Tensor]:
         vocabulary = weight_VD.shape[0]
         even = smoothing / vocabulary
         weight = weight_VD.to(hidden_ND.dtype)
-        weight_sum_D = weight_VD.sum(dim=0)
-        wanted = any(ctx.needs_input_grad)
+        weight_sum_D = weight_VD.sum(dim=0, dtype=torch.float32)
+        wanted = learning and any(ctx.needs_input_grad)
         gradient_hidden = torch.empty_like(hidden_ND) if wanted else None
         gradient_weight = torch.zeros_like(weight_VD) if wanted else None
         nll = hidden_ND.new_zeros((), dtype=torch.float64)
@@ -107,10 +112,10 @@ class _FusedCrossEntropy(torch.autograd.Function):
         return loss.float(), nll
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         gradient_hidden, gradient_weight = ctx.saved_tensors
         scale = gradients[0]
-        return gradient_hidden * scale.to(gradient_hidden.dtype), gradient_weight * scale, None, None
+        return gradient_hidden * scale.to(gradient_hidden.dtype), gradient_weight * scale, None, None, None
 
 
 def translation_loss(model: EncoderDecoder, batch: Batch, smoothing: float) -> LossSums:
