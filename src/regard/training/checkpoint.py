@@ -1,8 +1,8 @@
 """Checkpoints: everything a run needs to go on as if it had never stopped.
 
-`checkpoints/step-N/` holds `model.safetensors`, `optimizer.safetensors` (moments, and the state of the random numbers)
-and `state.json` (the rest, with the checksum of each file). It is written under another name, forced to the disk and
-then renamed, so a directory of this name is complete; older ones are removed only afterwards.
+`checkpoints/step-N/` holds `model.safetensors`, `optimizer.safetensors` (moments, and the state of the random numbers),
+`state.json` (the rest) and `SHA256SUMS` (`sha256sum -c` reads it too). It is written under another name, forced to the
+disk and then renamed, so a directory of this name is complete; older ones are removed only afterwards.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ VERSION = 1
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
+SUMS = "SHA256SUMS"
 _NAME = re.compile(r"step-(\d+)$")
 
 
@@ -62,14 +63,15 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
     store.assign(model, checkpoint.model, origin)
     tensors = dict(checkpoint.optimizer)
     torch.set_rng_state(tensors.pop("random.cpu"))
-    cuda = [tensors.pop(name) for name in sorted(tensors) if name.startswith("random.cuda.")]
-    if cuda and torch.cuda.device_count() == len(cuda):
+    devices = sum(name.startswith("random.cuda.") for name in tensors)
+    cuda = [tensors.pop(f"random.cuda.{i}") for i in range(devices)]
+    if devices and devices == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(cuda)
     weights = dict(store.unwrap(model).named_parameters())
     for name, value in tensors.items():
         kind, _, weight_name = name.partition(".")
         weight = weights[weight_name]
-        optimizer.state[weight][kind] = value.to(weight.device) if value.dim() else value
+        optimizer.state[weight][kind] = value.to(weight.device)
 
 
 def save_checkpoint(directory: Path, step: int, checkpoint: Checkpoint) -> Path:
@@ -82,22 +84,21 @@ def save_checkpoint(directory: Path, step: int, checkpoint: Checkpoint) -> Path:
         files = {
             MODEL: save({name: tensor.cpu().contiguous() for name, tensor in checkpoint.model.items()}),
             OPTIMIZER: save({name: tensor.cpu().contiguous() for name, tensor in checkpoint.optimizer.items()}),
+            STATE: json.dumps({"version": VERSION, **checkpoint.state}, indent=1).encode(),
         }
-        sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-        state = {"version": VERSION, "sha256": sums, **checkpoint.state}
-        files[STATE] = json.dumps(state, indent=1).encode()
+        files[SUMS] = b"".join(_sum(name, hashlib.sha256(data).hexdigest()) for name, data in files.items())
         for name, data in files.items():
             _write_through(partial / name, data)
         _sync(partial)
         if final.exists():
-            shutil.rmtree(final)
+            _remove(final)
         partial.rename(final)
         _sync(directory)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise JobError(
-            f"{final}: the checkpoint could not be written: {error.strerror}; make room and train again to go on "
-            "from the last good one"
+            f"{final}: the checkpoint could not be written: {error.strerror or error}; "
+            "make room and train again to go on from the last good one"
         ) from None
     return final
 
@@ -107,13 +108,15 @@ def load_checkpoint(path: Path) -> Checkpoint:
     state = store.read_json(path / STATE)
     if state.get("version") != VERSION:
         raise UserError(f"{path / STATE}: has format version {state.get('version')!r}; this release reads {VERSION}")
-    for name in (MODEL, OPTIMIZER):
-        try:
-            digest = hashlib.sha256((path / name).read_bytes()).hexdigest()
-        except OSError as error:
-            raise UserError(f"{path / name}: cannot be read: {error.strerror}") from None
-        if digest != state.get("sha256", {}).get(name):
-            raise UserError(f"{path / name}: is damaged (its checksum differs)")
+    try:
+        sums = (path / SUMS).read_bytes()
+        for name in (MODEL, OPTIMIZER, STATE):
+            with (path / name).open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if _sum(name, digest) not in sums:
+                raise UserError(f"{path / name}: is damaged (its checksum differs)")
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from None
     return Checkpoint(store.read_tensors(path / MODEL), store.read_tensors(path / OPTIMIZER), state)
 
 
@@ -124,12 +127,19 @@ def checkpoints(directory: Path) -> dict[int, Path]:
 
 
 def load_latest(directory: Path) -> tuple[Path, Checkpoint] | None:
-    """The newest checkpoint that is whole; damaged newer ones are passed over with a warning."""
-    for path in reversed(checkpoints(directory).values()):
+    """The newest checkpoint that is whole, or None where there is none at all.
+
+    Damaged newer ones are passed over with a warning. `UserError` when all are damaged: to begin anew over what may be
+    weeks of work is for the user to decide.
+    """
+    paths = checkpoints(directory).values()
+    for path in reversed(paths):
         try:
             return path, load_checkpoint(path)
         except UserError as error:
             log.warning("%s; going back to the checkpoint before it", error)
+    if paths:
+        raise UserError(f"{directory}: none of its checkpoints can be read; move it away to begin anew")
     return None
 
 
@@ -138,10 +148,8 @@ def prune(directory: Path, keep: Iterable[int]) -> None:
     kept = set(keep)
     for step, path in checkpoints(directory).items():
         if step not in kept:
-            # Renamed first, so that a kill in the middle leaves nothing that looks like a checkpoint.
-            doomed = path.rename(directory / f".{path.name}.partial")
-            shutil.rmtree(doomed, ignore_errors=True)
-    for path in directory.glob(".step-*.partial"):
+            _remove(path)
+    for path in directory.glob(".step-*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -154,6 +162,19 @@ def average(paths: Iterable[Path]) -> dict[str, Tensor]:
         for name, tensor in load_checkpoint(path).model.items():
             sums[name] = sums[name] + tensor.double() if name in sums else tensor.double()
     return {name: (total / count).float() for name, total in sums.items()}
+
+
+def _sum(name: str, digest: str) -> bytes:
+    """The line of `SHA256SUMS` for a file."""
+    return f"{digest}  {name}\n".encode()
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint; renamed first, so that a kill in the middle leaves nothing that looks like one."""
+    doomed = path.with_name(f".{path.name}.removed")
+    shutil.rmtree(doomed, ignore_errors=True)
+    path.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _write_through(path: Path, data: bytes) -> None:
