@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from pydantic import Field
 from regard.settings import Settings
 from regard.training.checkpoint import checkpoints, prune, save_checkpoint
 from regard.training.trainer import Listening, StepReport, Trainer
-from regard.training.validation import Metric, rank
+from regard.training.validation import Metric
 
 
 class CheckpointSettings(Settings):
@@ -32,18 +33,21 @@ class CheckpointKeeper(Listening):
         self.settings = settings
         self.metric: Metric = metric
         self.scores: dict[int, float] = {}
-        """Validation scores by step."""
+        """Validation scores by step; one that is no number is not a score."""
         self._saved: int | None = None
+        self._validated: int | None = None
 
     def on_start(self, trainer: Trainer) -> None:
         self._saved = trainer.progress.step
 
     def on_validation(self, trainer: Trainer, scores: dict[str, float]) -> None:
-        self.scores[trainer.progress.step] = scores[self.metric]
+        self._validated = trainer.progress.step
+        if math.isfinite(scores[self.metric]):
+            self.scores[self._validated] = scores[self.metric]
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         due = self.settings.every is not None and report.step % self.settings.every == 0
-        if due or report.step in self.scores:
+        if due or report.step == self._validated:
             self.save(trainer)
 
     def on_end(self, trainer: Trainer) -> None:
@@ -55,16 +59,19 @@ class CheckpointKeeper(Listening):
         step = trainer.progress.step
         save_checkpoint(self.directory, step, trainer.checkpoint())
         self._saved = step
-        last = list(checkpoints(self.directory))[-self.settings.keep_last :]
-        prune(self.directory, [*last, *self.best(), step])
+        # Newer ones than this were damaged, or the run would have gone on from them.
+        written = [other for other in checkpoints(self.directory) if other <= step]
+        prune(self.directory, [*written[-self.settings.keep_last :], *self.best()])
 
     def best(self) -> list[int]:
-        """The steps of the best validations, best first; those that came out as NaN are never among them."""
-        ranked = sorted(self.scores, key=lambda step: (rank(self.metric, self.scores[step]), step))
-        return [step for step in ranked if self.scores[step] == self.scores[step]][: self.settings.keep_best]
+        """The steps of the best validations, best first; of equal ones the earliest."""
+        sign = 1 if self.metric == "loss" else -1
+        return sorted(self.scores, key=lambda step: (sign * self.scores[step], step))[: self.settings.keep_best]
 
     def state(self) -> dict[str, Any]:
-        return {"scores": {str(step): score for step, score in self.scores.items()}}
+        return {"metric": self.metric, "scores": {str(step): score for step, score in self.scores.items()}}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.scores = {int(step): score for step, score in state["scores"].items()}
+        """Take over the scores, unless they are by another metric: those do not compare."""
+        if state["metric"] == self.metric:
+            self.scores = {int(step): score for step, score in state["scores"].items()}

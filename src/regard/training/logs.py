@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
+from regard.errors import JobError
 from regard.text.lines import read_lines, write_lines
 from regard.training.trainer import Listening, StepReport, Trainer
 
@@ -50,7 +51,7 @@ class MetricsLog(Listening):
         """A resumed run goes on after its own step: what an interrupted one wrote beyond it is taken back."""
         step = trainer.progress.step
         if self.path.exists():
-            write_lines(self.path, [line for line in read_lines(self.path) if _step(line) <= step])
+            write_lines(self.path, [line for line in read_lines(self.path, bad="replace") if _step(line) <= step])
         folder = self.path.parent / "tensorboard"
         self._tensorboard = SummaryWriter(str(folder), purge_step=step + 1)
 
@@ -69,8 +70,13 @@ class MetricsLog(Listening):
     def _write(self, trainer: Trainer, kind: str, values: dict[str, float]) -> None:
         progress = trainer.progress
         record = {"kind": kind, "step": progress.step, "epoch": progress.epoch, "seconds": round(progress.seconds, 1)}
-        with self.path.open("a", encoding="utf-8", newline="\n") as file:
-            file.write(json.dumps(record | values) + "\n")
+        # JSON has no word for a value that is no number.
+        numbers = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        try:
+            with self.path.open("a", encoding="utf-8", newline="\n") as file:
+                file.write(json.dumps(record | numbers) + "\n")
+        except OSError as error:
+            raise JobError(f"{self.path}: cannot be written: {error.strerror}; make room and train again") from None
         if self._tensorboard is not None:
             for name, value in values.items():
                 self._tensorboard.add_scalar(f"{kind}/{name}", value, progress.step)

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from regard.data.batches import Batch, Batches
-from regard.errors import JobError
+from regard.errors import JobError, UserError
 from regard.settings import Settings
 from regard.training.checkpoint import Checkpoint, restore, snapshot
 from regard.training.loss import LossSums
@@ -214,6 +214,8 @@ class Trainer:
         """The batches of each update from where `progress` stands; a window may reach over the end of an epoch."""
         window: list[Batch] = []
         epoch, start = self.progress.epoch, self.progress.batch
+        if not self.batches.count(epoch):
+            raise UserError("there are no pairs to train on; look at what was left out of the training text, and why")
         while True:
             for position, batch in enumerate(self.batches.epoch(epoch, start), start=start + 1):
                 window.append(batch)

@@ -36,29 +36,25 @@ class ValidationSettings(Settings):
 
 
 def better(metric: Metric, score: float, than: float | None) -> bool:
-    """Whether `score` is an improvement. NaN never is, and anything else is better than nothing."""
-    if math.isnan(score):
+    """Whether `score` is an improvement. NaN and infinity never are; any number is better than nothing."""
+    if not math.isfinite(score):
         return False
     return than is None or (score < than if metric == "loss" else score > than)
 
 
-def rank(metric: Metric, score: float) -> float:
-    """A key that sorts the best score first and NaN last."""
-    if math.isnan(score):
-        return math.inf
-    return score if metric == "loss" else -score
-
-
 @torch.no_grad()
 def validation_loss(trainer: Trainer, batches: Batches) -> dict[str, float]:
-    """Negative log-likelihood a token, and perplexity, over all pairs; each real token counts the same."""
+    """Negative log-likelihood a token, and perplexity, over all pairs; each real token counts the same.
+
+    NaN when there is no pair: nothing was measured.
+    """
     nll, tokens = 0.0, 0
     for batch in batches.in_order():
         with trainer.precision():
             sums = trainer.objective(trainer.model, batch.to(trainer.device))
         nll += float(sums.nll)
         tokens += sums.tokens
-    loss = nll / max(tokens, 1)
+    loss = nll / tokens if tokens else math.nan
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
 
 
@@ -101,17 +97,26 @@ class EarlyStopping(Listening):
         self.best: float | None = None
         self.without_gain = 0
 
+    def on_start(self, trainer: Trainer) -> None:
+        """A run that had ended like this, and was taken up again, ends again."""
+        self._stop_if_due(trainer)
+
     def on_validation(self, trainer: Trainer, scores: dict[str, float]) -> None:
         if better(self.metric, scores[self.metric], self.best):
             self.best, self.without_gain = scores[self.metric], 0
         else:
             self.without_gain += 1
+        self._stop_if_due(trainer)
+
+    def _stop_if_due(self, trainer: Trainer) -> None:
         if self.patience is not None and self.without_gain >= self.patience:
             best = "none" if self.best is None else f"{self.best:.2f}"
             trainer.stop(f"{self.metric} did not improve in {self.without_gain} validations (best {best})")
 
     def state(self) -> dict[str, Any]:
-        return {"best": self.best, "without_gain": self.without_gain}
+        return {"metric": self.metric, "best": self.best, "without_gain": self.without_gain}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.best, self.without_gain = state["best"], state["without_gain"]
+        """Take over the best score, unless it is by another metric: those do not compare."""
+        if state["metric"] == self.metric:
+            self.best, self.without_gain = state["best"], state["without_gain"]
