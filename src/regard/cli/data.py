@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from regard.cli.progress import progress
 from regard.data.corpus import CleaningReport, CleaningSettings, Pair
 from regard.errors import UserError
 from regard.text.tokenizer import TokenizerSettings
@@ -87,8 +86,8 @@ def clean(
         raise UserError(f"--out {out}: source and target have the same name; rename one of them")
     _make(out)
     report = CleaningReport()
-    with _progress("cleaning") as progress:
-        pairs = cleaned(_watched(open_pairs(source, target), progress), settings, report)
+    with progress("cleaning") as show:
+        pairs = cleaned(_watched(open_pairs(source, target), show), settings, report)
         if target is None:
             with atomic_write(outputs[0]) as file:
                 file.writelines(encode_line("\t".join(pair)) for pair in pairs)
@@ -119,8 +118,8 @@ def stats(*, source: Path, target: Path | None = None) -> None:
     from regard.data.corpus import open_pairs
     from regard.data.statistics import statistics
 
-    with _progress("measuring") as progress:
-        measured = statistics(_watched(open_pairs(source, target), progress))
+    with progress("measuring") as show:
+        measured = statistics(_watched(open_pairs(source, target), show))
     _print_statistics(measured)
 
 
@@ -148,8 +147,8 @@ def tokenizer(
     from regard.data.corpus import open_pairs
     from regard.data.learn import learn_tokenizers
 
-    with _progress("reading") as progress:
-        learned = learn_tokenizers(lambda: _watched(open_pairs(source, target), progress), settings)
+    with progress("reading") as show:
+        learned = learn_tokenizers(lambda: _watched(open_pairs(source, target), show), settings)
     _make(out)
     learned.save(out)
     sizes = dict.fromkeys((learned.source.size, learned.target.size))
@@ -192,14 +191,14 @@ def binarise(
     for option, value in (("--processes", processes), ("--max-length", max_length)):
         if value < 1:
             raise UserError(f"{option} {value}: should be 1 or more")
-    with _progress("binarising") as progress:
+    with progress("binarising") as show:
         report = binarisation.binarise(
             open_pairs(source, target),
             TokenizerPair.load(tokenizer),
             out,
             processes=processes,
             max_length=max_length,
-            progress=progress,
+            progress=show,
         )
     print(f"{out}: {report}")
 
@@ -211,35 +210,9 @@ def _make(folder: Path) -> None:
         raise UserError(f"--out {folder}: cannot be made a folder: {error.strerror}; name another") from None
 
 
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int], None]]:
-    """A function to tell how many lines are done: a changing line on a terminal, else a plain one now and then."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    pause = 0.2 if console.is_terminal else 10.0
-    started = shown = monotonic()
-
-    with console.status(f"{what} ...") as status:
-
-        def progress(lines: int) -> None:
-            nonlocal shown
-            now = monotonic()
-            if now - shown < pause:
-                return
-            shown = now
-            text = f"{what}: {lines:,} lines, {lines / (now - started):,.0f} a second"
-            if console.is_terminal:
-                status.update(text)
-            else:
-                console.print(text)
-
-        yield progress
-
-
-def _watched(pairs: Iterable[Pair], progress: Callable[[int], None]) -> Iterator[Pair]:
+def _watched(pairs: Iterable[Pair], show: Callable[[int], None]) -> Iterator[Pair]:
     for line, pair in enumerate(pairs, start=1):
-        progress(line)
+        show(line)
         yield pair
 
 
