@@ -34,7 +34,7 @@ def test_two_files_and_one_file_of_two_columns_hold_the_same_pairs(tmp_path: Pat
 def test_unequal_numbers_of_lines_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a.en").write_bytes(b"one\ntwo\nthree\n")
     (tmp_path / "a.de").write_bytes(b"eins\nzwei\n")
-    with pytest.raises(UserError, match=r"(?s)a\.(en|de).*3.*2|2.*3"):
+    with pytest.raises(UserError, match=r"a\.en has 3 lines and .*a\.de has 2"):
         list(open_pairs(tmp_path / "a.en", tmp_path / "a.de"))
 
 
