@@ -19,19 +19,28 @@ from regard.settings import Settings
 
 Name = Literal["bleu", "chrf", "ter"]
 Tokenize = Literal["13a", "zh", "char", "intl", "ja-mecab", "ko-mecab", "none"]
+NO_SPACES = {"ja", "km", "lo", "my", "th"}
 
 
 class MetricSettings(Settings):
     """Which scores, and how they are computed; all of it stands in their signatures."""
 
     metrics: tuple[Name, ...] = ("bleu", "chrf")
-    tokenize: Tokenize = "13a"
-    """How BLEU cuts text into words: `zh` for Chinese, `char` for other languages without spaces, `none` for text that
-    is tokenised already. `tokenize_for` knows what suits a language."""
+    language: str | None = None
+    """The target language, such as de or zh-Hans: decides how BLEU cuts text into words."""
+    tokenize: Tokenize | None = None
+    """Decides that instead: `zh` for Chinese, `char` for others without spaces, `none` for text tokenised already."""
     lowercase: bool = False
     """Take upper case for lower case. TER does so always."""
     chrf_word_order: int = Field(0, ge=0)
     """Longest word n-gram of chrF; 2 gives chrF++."""
+
+    @property
+    def tokenization(self) -> Tokenize:
+        """`tokenize`, or what suits the language; 13a, sacreBLEU's own choice, for most."""
+        code = (self.language or "").replace("_", "-").partition("-")[0].lower()
+        by_language: Tokenize = "zh" if code in {"zh", "yue"} else "char" if code in NO_SPACES else "13a"
+        return self.tokenize or by_language
 
 
 @dataclass(frozen=True)
@@ -56,14 +65,6 @@ class Comparison:
     """Half the width of the 95% confidence interval of `value`."""
     other_interval: float
     signature: str
-
-
-def tokenize_for(language: str | None) -> Tokenize:
-    """The value of `tokenize` that suits a target language, given by its code (such as `de` or `zh-Hans`)."""
-    code = (language or "").replace("_", "-").split("-")[0].lower()
-    if code in {"zh", "yue"}:
-        return "zh"
-    return "char" if code in {"ja", "th", "lo", "km", "my"} else "13a"
 
 
 def corpus_scores(
@@ -133,14 +134,14 @@ def _given(value: float | None) -> float:
 def _metrics(settings: MetricSettings) -> dict[str, Metric]:
     try:
         known = {
-            "bleu": BLEU(tokenize=settings.tokenize, lowercase=settings.lowercase),
+            "bleu": BLEU(tokenize=settings.tokenization, lowercase=settings.lowercase),
             "chrf": CHRF(word_order=settings.chrf_word_order, lowercase=settings.lowercase),
             "ter": TER(),
         }
     except (ImportError, RuntimeError):
-        language = settings.tokenize.partition("-")[0]
+        language = settings.tokenization.partition("-")[0]
         raise UserError(
-            f"tokenize {settings.tokenize} needs a further package: pip install 'sacrebleu[{language}]'; "
+            f"tokenize {settings.tokenization} needs a further package: pip install 'sacrebleu[{language}]'; "
             "or choose char, which needs none"
         ) from None
     return {name: known[name] for name in settings.metrics}

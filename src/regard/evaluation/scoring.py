@@ -34,9 +34,31 @@ class PairScore:
     tokens: int
     """Tokens of the target, the end token counted."""
 
+
+@dataclass
+class Total:
+    """The sum over pairs; those that could not be scored are left out and counted."""
+
+    log_probability: float = 0.0
+    tokens: int = 0
+    pairs: int = 0
+    left_out: int = 0
+
+    def add(self, pair: PairScore) -> None:
+        if math.isnan(pair.log_probability):
+            self.left_out += 1
+            return
+        self.log_probability += pair.log_probability
+        self.tokens += pair.tokens
+        self.pairs += 1
+
     @property
-    def readable(self) -> bool:
-        return not math.isnan(self.log_probability)
+    def perplexity(self) -> float:
+        """exp(-log-probability / tokens); NaN without a token."""
+        if not self.tokens:
+            return math.nan
+        loss = -self.log_probability / self.tokens
+        return math.exp(loss) if loss < 700 else math.inf
 
 
 def score(
@@ -79,16 +101,6 @@ def score(
                 scores[place] = PairScore(value, len(targets[place]) + 1)
         yield from scores
         line += len(window)
-
-
-def perplexity(scores: Iterable[PairScore]) -> float:
-    """exp(-log-probability of all / tokens of all), over the pairs that could be read; NaN if there are none."""
-    read = [pair for pair in scores if pair.readable]
-    tokens = sum(pair.tokens for pair in read)
-    if not tokens:
-        return math.nan
-    loss = -math.fsum(pair.log_probability for pair in read) / tokens
-    return math.exp(loss) if loss < 700 else math.inf
 
 
 @torch.inference_mode()

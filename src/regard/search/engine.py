@@ -25,7 +25,7 @@ from regard.text.tokenizer import TokenizerPair
 
 log = logging.getLogger("regard")
 
-WINDOW = 4096
+WINDOW = 1024
 """So many inputs are sorted by length at a time."""
 
 

@@ -1,0 +1,56 @@
+"""Lines in and out of a command: arguments, standard input, files and standard output."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from regard.errors import JobError
+from regard.text.lines import atomic_write, encode_line, read_stream
+
+
+def given_text(argument: str) -> str:
+    """An argument as the UTF-8 text that was typed, also where the locale made Python take it for something else."""
+    return os.fsencode(argument).decode("utf-8", "replace")
+
+
+def standard_input() -> Iterator[str]:
+    """The lines of standard input as they arrive. Bytes that are not UTF-8 become U+FFFD, with a warning.
+
+    It is read through an object of its own: at the end of the program, Python would wait for `sys.stdin` while a
+    thread still reads from it.
+    """
+    return read_stream(open(0, "rb", closefd=False), "standard input", bad="replace")
+
+
+@contextmanager
+def line_writer(path: Path | None) -> Iterator[Callable[[str], None]]:
+    """A function that writes a line of text: to a file that appears when all is well, or at once to standard output."""
+    if path is not None:
+        with atomic_write(path) as file:
+            yield lambda text: _write(file, text)
+        return
+
+    def write(text: str) -> None:
+        try:
+            _write(sys.stdout.buffer, text)
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise JobError(f"standard output cannot be written: {error.strerror}") from None
+
+    yield write
+
+
+def one_line(text: str) -> str:
+    """What a model said, fit for a line of a file: a line feed becomes a space, a NUL character U+FFFD."""
+    return text.replace("\n", " ").replace("\0", "\ufffd")
+
+
+def _write(file: BinaryIO, text: str) -> None:
+    file.write(encode_line(one_line(text)))

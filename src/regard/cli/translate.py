@@ -1,0 +1,130 @@
+"""`regard translate`: text in, translations out."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from regard.errors import UserError
+
+if TYPE_CHECKING:
+    from regard.search.engine import Translation
+
+log = logging.getLogger("regard")
+
+
+def translate(
+    model: Path,
+    /,
+    *text: str,
+    input: Annotated[Path | None, Parameter(alias="-i")] = None,
+    output: Annotated[Path | None, Parameter(alias="-o")] = None,
+    beam: int | None = None,
+    alpha: float | None = None,
+    nbest: int | None = None,
+    extra_tokens: int | None = None,
+    scores: Annotated[bool, Parameter(negative="")] = False,
+    batch_tokens: int | None = None,
+    device: str | None = None,
+) -> None:
+    """Translate text, a file, or standard input line by line.
+
+    Each line of input gives one line of output, in order; an empty line stays empty. From standard input, what has
+    arrived is translated at once. Options that are not given are those stored with the model.
+
+    With --nbest above 1, each hypothesis is a line: number of the input line, rank, score and text, separated by tabs.
+
+    Examples:
+
+        regard translate runs/mine "A dog runs." "Two men talk."
+
+        regard translate runs/mine --input test.en --output test.de
+
+        cat test.en | regard translate runs/mine --beam 1 | less
+
+    Parameters
+    ----------
+    model
+        Model directory, or that of a training run.
+    text
+        Texts to translate, instead of a file or standard input.
+    input
+        File to translate, one text a line; plain or gzip, UTF-8.
+    output
+        File for the translations. It appears when all are done. Default: standard output.
+    beam
+        Hypotheses kept at once: more is slower and mostly better; 1 is greedy.
+    alpha
+        Length penalty: 0 has none, larger values favour longer translations.
+    nbest
+        Hypotheses to show for each line.
+    extra_tokens
+        A translation has at most so many tokens more than its source.
+    scores
+        Put the score (log-probability with length penalty) and a tab before each translation.
+    batch_tokens
+        Size of a batch: texts times beam times tokens of the longest. Less needs less memory.
+    device
+        Where to compute: cpu, cuda, cuda:1, ... Default: a GPU if there is one.
+    """
+    if text and input is not None:
+        raise UserError("give either texts or --input FILE, not both")
+    from regard.cli.lines import line_writer
+    from regard.pipelines import load
+
+    translator = load(model, device)
+    given = {"beam": beam, "alpha": alpha, "nbest": nbest, "extra_tokens": extra_tokens, "batch_tokens": batch_tokens}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    many = (nbest or translator.settings.nbest) > 1
+    texts, name = _inputs(text, input)
+    if input is not None:
+        options["patience"] = None  # a file does not wait for anyone: full windows
+    translations = translator.stream(texts, name=name, **options)
+    if input is not None and (output is not None or not sys.stdout.isatty()):
+        translations = _watched(translations)
+    unfinished = 0
+    with line_writer(output) as write:
+        for number, translation in enumerate(translations, start=1):
+            unfinished += not translation.best.finished
+            for line in _lines(translation, number, many, scores):
+                write(line)
+    if unfinished:
+        log.warning("%d translations did not end by themselves before the limit of length (--extra-tokens)", unfinished)
+
+
+def _inputs(text: tuple[str, ...], file: Path | None) -> tuple[Iterable[str], str]:
+    """The texts to translate, and what to call them in warnings."""
+    from regard.cli.lines import given_text, standard_input
+    from regard.text.lines import read_lines
+
+    if text:
+        return [given_text(argument) for argument in text], "text"
+    if file is not None:
+        return read_lines(file, bad="replace"), str(file)
+    if sys.stdin.isatty():
+        print("Type a line to have it translated; Ctrl-D ends.", file=sys.stderr)
+    return standard_input(), "standard input"
+
+
+def _lines(translation: Translation, number: int, many: bool, scores: bool) -> Iterator[str]:
+    if many:
+        for rank, candidate in enumerate(translation.candidates, start=1):
+            yield f"{number}\t{rank}\t{candidate.score:.4f}\t{candidate.text}"
+    elif scores:
+        yield f"{translation.best.score:.4f}\t{translation.best.text}"
+    else:
+        yield translation.best.text
+
+
+def _watched(translations: Iterator[Translation]) -> Iterator[Translation]:
+    from regard.cli.progress import progress
+
+    with progress("translating") as show:
+        for lines, translation in enumerate(translations, start=1):
+            yield translation
+            show(lines)
