@@ -115,9 +115,9 @@ def _settings(values: dict[str, Any], recipe: Path | None) -> Any:
     from regard.runs.settings import DataSettings, choices, resolve
 
     origin = str(recipe) if recipe else "command line"
-    settings = resolve(values, origin)  # a mistake is known before the corpus is read
     if recipe:
-        return settings
+        return resolve(values, origin)
+    resolve(merge(choices(1), values), origin)  # a mistake is known before the corpus is read
     corpus = find_corpus(DataSettings.parse(values["data"], origin))
     return resolve(merge(choices(count_pairs(corpus.train)), values), origin)
 

@@ -75,7 +75,7 @@ def prepare(directory: Path, settings: RunSettings, corpus: Corpus, say: Say) ->
     # dev.arrow is written last: where it is, all is.
     if not dev_path.exists():
         data.mkdir(parents=True, exist_ok=True)
-        _write_dev(corpus, dev_files, say)
+        _write_dev(corpus, settings, dev_files, say)
         tokenizers = learn_tokenizers(lambda: _train_pairs(corpus, settings, CleaningReport()), settings.tokenizer)
         tokenizers.save(directory)
         say(_vocabulary(tokenizers))
@@ -100,20 +100,20 @@ def prepare(directory: Path, settings: RunSettings, corpus: Corpus, say: Say) ->
 
 
 def _train_pairs(corpus: Corpus, settings: RunSettings, report: CleaningReport) -> Iterator[Pair]:
-    pairs = open_pairs(corpus.train.source, corpus.train.target)
-    if corpus.dev is None:
-        held_out = _held_out(corpus.train)
-        pairs = (pair for pair in pairs if not held_out(pair))
-    return clean(pairs, settings.data.cleaning, report)
+    pairs = clean(open_pairs(corpus.train.source, corpus.train.target), settings.data.cleaning, report)
+    if corpus.dev is not None:
+        return pairs
+    held_out = _held_out(corpus.train)
+    return (pair for pair in pairs if not held_out(pair))
 
 
-def _write_dev(corpus: Corpus, files: Files, say: Say) -> None:
+def _write_dev(corpus: Corpus, settings: RunSettings, files: Files, say: Say) -> None:
     """Write the text of validation into the run's directory, pairs with an empty side left out."""
     origin = corpus.dev or corpus.train
     pairs = open_pairs(origin.source, origin.target)
     if corpus.dev is None:
         held_out = _held_out(corpus.train)
-        pairs = (pair for pair in pairs if held_out(pair))
+        pairs = filter(held_out, clean(pairs, settings.data.cleaning, CleaningReport()))
     kept = [pair for pair in pairs if pair[0].strip() and pair[1].strip()]
     if not kept:
         raise UserError(f"{origin.source}: has no pair for validation; give more text, or dev files")
