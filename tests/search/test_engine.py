@@ -22,7 +22,10 @@ from regard.search.engine import WINDOW, Translation, pad, translate
 from regard.search.settings import SearchSettings
 from regard.text.tokenizer import TokenizerPair
 
-SENTENCES = [" ".join(["the", "dog", "in", "a", "park", "and", "tea", "of", "men", "the", "ball"] * 2)[: 3 * length] for length in range(1, 21)]
+SENTENCES = [
+    " ".join(["the", "dog", "in", "a", "park", "and", "tea", "of", "men", "the", "ball"] * 2)[: 3 * length]
+    for length in range(1, 21)
+]
 
 Build = Callable[..., EncoderDecoder]
 

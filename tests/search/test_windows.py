@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -40,11 +41,10 @@ def test_an_error_of_the_input_comes_after_what_stood_before_it(patience):
         yield from range(5)
         raise RuntimeError("line 6 is bad")
 
-    found = []
+    found = windows(failing(), 3, patience)
+    assert [next(found), next(found)] == [[0, 1, 2], [3, 4]]
     with pytest.raises(RuntimeError, match="line 6 is bad"):
-        for window in windows(failing(), 3, patience):
-            found += window
-    assert found == [0, 1, 2, 3, 4]
+        next(found)
 
 
 def test_an_abandoned_stream_leaves_no_thread_behind():
@@ -68,7 +68,7 @@ def test_batches_hold_each_index_once_within_the_budget(lengths, budget):
     for batch in found:
         longest = max(lengths[index] for index in batch)
         assert len(batch) == 1 or len(batch) * longest <= budget
-    for batch, following in zip(found, found[1:], strict=False):
+    for batch, following in pairwise(found):
         assert min(lengths[index] for index in batch) >= max(lengths[index] for index in following)
         longest = max(lengths[index] for index in batch)
         assert (len(batch) + 1) * longest > budget, "there was room for another"

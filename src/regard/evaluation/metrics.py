@@ -118,7 +118,8 @@ def compare(
                 name,
                 system.score,
                 other.score,
-                p_value=_given(system.p_value),
+                # Of equal scores sacreBLEU says the smallest p; but no difference is never a significant one.
+                p_value=1.0 if system.score == other.score else _given(system.p_value),
                 interval=_given(system.ci),
                 other_interval=_given(other.ci),
                 signature=str(signature),
