@@ -37,15 +37,15 @@ def test_the_big_model() -> None:
     assert size("paper-big") == 214_245_376
 
 
-PRINTED = [name for name in PAPER if PRESETS[name].printed_millions is not None and name != "paper-big"]
+printed_rows = [name for name in PAPER if PRESETS[name].printed_millions is not None and name != "paper-big"]
 
 
 def test_which_sizes_the_paper_prints() -> None:
-    assert PRINTED == ["paper-B1", "paper-B2", *(f"paper-C{i}" for i in range(1, 8)), "paper-base"]
+    assert printed_rows == ["paper-B1", "paper-B2", *(f"paper-C{i}" for i in range(1, 8)), "paper-base"]
     assert PRESETS["paper-big"].printed_millions == 213
 
 
-@pytest.mark.parametrize("name", PRINTED)
+@pytest.mark.parametrize("name", printed_rows)
 def test_sizes_are_what_the_paper_prints(name: str) -> None:
     """'About 37000' must have been some 41,000 in these rows: with that, each one rounds to the printed million."""
     assert round(size(name, 41_000) / 1e6) == PRESETS[name].printed_millions
