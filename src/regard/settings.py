@@ -52,10 +52,14 @@ def _sentence(root: type[Settings], detail: Any, origin: str) -> str:
         close = difflib.get_close_matches(path[-1], by_word, n=1, cutoff=0.6)
         hint = f"did you mean {by_word[close[0]]}?" if close else f"known here: {', '.join(siblings)}"
         return f"{origin}: {key} is not a setting; {hint}"
+    return f"{origin}: {key + ': ' if key else ''}{complaint(detail)}"
+
+
+def complaint(detail: Any) -> str:
+    """What pydantic finds wrong with a value, in lower case and with the value."""
     message = detail["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
     given = "" if detail["type"] == "missing" or isinstance(detail["input"], dict) else f" (got {detail['input']!r})"
-    return f"{origin}: {key + ': ' if key else ''}{message}{given}"
+    return f"{message[0].lower()}{message[1:]}{given}"
 
 
 def _keys(root: type[BaseModel], prefix: str = "") -> list[str]:

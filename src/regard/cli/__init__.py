@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from cyclopts import App, CycloptsError
+from pydantic import ValidationError
 
 from regard.errors import JobError, UserError
+from regard.settings import complaint
 from regard.version import __version__
 
 HELP = """Train a Transformer on your own text, translate with it, measure it, look inside it.
@@ -62,9 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _status(arguments: Sequence[str]) -> int:
     try:
-        application(next(iter(arguments), None))(arguments, exit_on_error=False, result_action="return_value")
-    except CycloptsError:
-        return 2  # printed already
+        application(next(iter(arguments), None))(
+            arguments, exit_on_error=False, print_error=False, result_action="return_value"
+        )
+    except CycloptsError as error:
+        print(f"regard: {_sentence(error)}", file=sys.stderr)
+        return 2
     except UserError as error:
         print(f"regard: {error}", file=sys.stderr)
         return 2
@@ -79,3 +84,16 @@ def _status(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return 0
+
+
+def _sentence(error: CycloptsError) -> str:
+    """What is wrong with the options, in one line; impossible settings in the words of `regard.settings`."""
+    cause = error.__cause__
+    while cause is not None and not isinstance(cause, ValidationError):
+        cause = cause.__cause__
+    if cause is not None:
+        options = [
+            f"--{'.'.join(map(str, each['loc'])).replace('_', '-')}: {complaint(each)}" for each in cause.errors()
+        ]
+        return "; ".join(options)
+    return f"{' '.join(str(error).split())} (see regard --help)"
