@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from cyclopts import App, CycloptsError
-from pydantic import ValidationError
 
 from regard.errors import JobError, UserError
-from regard.settings import complaint
 from regard.version import __version__
 
 HELP = """Train a Transformer on your own text, translate with it, measure it, look inside it.
@@ -88,6 +86,10 @@ def _status(arguments: Sequence[str]) -> int:
 
 def _sentence(error: CycloptsError) -> str:
     """What is wrong with the options, in one line; impossible settings in the words of `regard.settings`."""
+    from pydantic import ValidationError
+
+    from regard.settings import complaint
+
     cause = error.__cause__
     while cause is not None and not isinstance(cause, ValidationError):
         cause = cause.__cause__
