@@ -1,0 +1,101 @@
+"""The Python of the documentation runs as it stands and prints what the page says; both languages have the same.
+
+A block of Python directly followed by a block of text must print that text. `runs/mine`, which pages assume to be
+there, is a small model with random weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.model.settings import ModelSettings
+from regard.model.transformer import EncoderDecoder
+from regard.pipelines import write_directory
+from regard.search.settings import SearchSettings
+from regard.text.tokenizer import Tokenizer, TokenizerPair, TokenizerSettings
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", "README.zh-CN.md", "docs/guide/python.md", "docs/learn/forward-pass.md"]
+TRANSLATED = [("README.md", "README.zh-CN.md"), ("docs/learn/forward-pass.md", "docs/learn/forward-pass.zh-CN.md")]
+
+BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """The Python blocks of a page, each with what it must print, or with nothing."""
+    return BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def folder_with_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory with a model in runs/mine and the text files that pages name."""
+    torch.manual_seed(1)
+    lines = ["a dog runs", "two men talk", "turn on the light", "Schalte das Licht ein"]
+    tokenizer = Tokenizer.learn(lines, TokenizerSettings(size=280))
+    settings = ModelSettings(d_model=16, d_ff=16, heads=2, encoder_layers=1, decoder_layers=1)
+    model = EncoderDecoder(settings, tokenizer.size, tokenizer.size)
+    search = SearchSettings(extra_tokens=5)
+    write_directory(tmp_path / "runs/mine/model", model, TokenizerPair(tokenizer, tokenizer), search, "# A model\n")
+    (tmp_path / "test.en").write_text("a dog runs\ntwo men talk\n", encoding="utf-8")
+    (tmp_path / "test.de").write_text("ein Hund rennt\nzwei Männer reden\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.usefixtures("folder_with_model")
+def test_python_runs_and_prints_what_the_page_says(page: str) -> None:
+    session: dict[str, object] = {"__name__": "__main__"}
+    found = blocks(page)
+    assert found
+    options = torch._tensor_str.PRINT_OPTS.precision, torch._tensor_str.PRINT_OPTS.sci_mode
+    try:
+        for number, (code, expected) in enumerate(found, start=1):
+            output = io.StringIO()
+            with contextlib.redirect_stdout(output):
+                exec(compile(code, f"{page}, block {number}", "exec"), session)
+            if expected:
+                assert output.getvalue() == expected, f"block {number}"
+    finally:
+        torch.set_printoptions(precision=options[0], sci_mode=options[1])
+
+
+@pytest.mark.parametrize(("page", "translation"), TRANSLATED)
+def test_a_translated_page_has_the_same_python(page: str, translation: str) -> None:
+    assert blocks(page) == blocks(translation)
+
+
+@pytest.mark.parametrize(("page", "translation"), TRANSLATED)
+def test_a_translated_page_has_the_same_commands_and_figures(page: str, translation: str) -> None:
+    shell = re.compile(r"^```(?:sh|console|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    texts = [(ROOT / name).read_text(encoding="utf-8") for name in (page, translation)]
+    commands = [[_without_comments(block) for block in shell.findall(text)] for text in texts]
+    figures = [sorted(re.findall(r"\b\d+(?:[.,]\d+)*\b", "\n".join(_table_rows(text)))) for text in texts]
+    assert commands[0] == commands[1]
+    assert figures[0] == figures[1]
+
+
+def _without_comments(block: str) -> str:
+    return "\n".join(line.split("  #")[0].rstrip() for line in block.splitlines() if not line.startswith("#"))
+
+
+def _table_rows(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
+def test_the_paper_map_names_what_exists() -> None:
+    text = (ROOT / "docs/paper.md").read_text(encoding="utf-8")
+    rows = "\n".join(_table_rows(text))
+    tests = set(re.findall(r"`(tests/[^`]+)`", rows))
+    names = set(re.findall(r"`((?:[a-z_]+\.)+\w+)`", text))
+    assert len(tests) > 10
+    assert len(names) > 20
+    assert [path for path in sorted(tests) if not (ROOT / path).is_file()] == []
+    for name in names:
+        assert pkgutil.resolve_name(f"regard.{name}") is not None
