@@ -40,12 +40,20 @@ class Translator:
     """
 
     def __init__(
-        self, model: EncoderDecoder, tokenizers: TokenizerPair, settings: SearchSettings | None = None
+        self,
+        model: EncoderDecoder,
+        tokenizers: TokenizerPair,
+        settings: SearchSettings | None = None,
+        workers: int = 1,
     ) -> None:
-        """From the parts; `load` reads them from a directory. The model is put into evaluation mode."""
+        """From the parts; `load` reads them from a directory. The model is put into evaluation mode.
+
+        With several `workers`, so many batches of a call are worked on at once, each by a thread.
+        """
         self.model = model.eval()
         self.tokenizers = tokenizers
         self.settings = settings or SearchSettings()
+        self.workers = workers
 
     def translate(self, texts: str | Sequence[str], **options: Any) -> list[str]:
         """The best translation of each text, in order. A single string counts as a list of one.
@@ -57,7 +65,7 @@ class Translator:
 
     def hypotheses(self, texts: str | Sequence[str], **options: Any) -> list[Translation]:
         """As `translate`, with all that was found: `nbest` candidates with scores, token ids and whether they ended."""
-        return list(engine.translate(self.model, self.tokenizers, _listed(texts), self._settings(options), name="text"))
+        return list(self.stream(_listed(texts), patience=None, name="text", **options))
 
     def stream(
         self, texts: Iterable[str], *, patience: float | None = PATIENCE, name: str = "input", **options: Any
@@ -71,7 +79,9 @@ class Translator:
             name: stands in warnings before the number of the line.
         """
         settings = self._settings(options)
-        return engine.translate(self.model, self.tokenizers, texts, settings, patience=patience, name=name)
+        return engine.translate(
+            self.model, self.tokenizers, texts, settings, patience=patience, workers=self.workers, name=name
+        )
 
     def score(self, sources: str | Sequence[str], targets: str | Sequence[str]) -> list[PairScore]:
         """How probable the model finds each target as the translation of its source.
@@ -82,15 +92,23 @@ class Translator:
         sources, targets = _listed(sources), _listed(targets)
         if len(sources) != len(targets):
             raise UserError(f"{len(sources)} sources and {len(targets)} targets: each source needs one target")
-        pairs = zip(sources, targets, strict=True)
-        return list(score(self.model, self.tokenizers, pairs, self.settings.batch_tokens))
+        return list(self.score_stream(zip(sources, targets, strict=True)))
+
+    def score_stream(
+        self, pairs: Iterable[tuple[str, str]], batch_tokens: int = 4096, name: str = "pairs"
+    ) -> Iterator[PairScore]:
+        """Score (source, target) pairs in order, without holding all of them; see `regard.evaluation.scoring.score`."""
+        return score(self.model, self.tokenizers, pairs, batch_tokens, workers=self.workers, name=name)
 
     def _settings(self, options: dict[str, Any]) -> SearchSettings:
         return SearchSettings.parse({**self.settings.model_dump(), **options}, "search options")
 
 
-def load(path: str | Path, device: str | torch.device | None = None) -> Translator:
+def load(path: str | Path, device: str | torch.device | None = None, workers: int = 1) -> Translator:
     """Read a model directory, or that of a training run. Without `device`, the model goes to a GPU if there is one.
+
+    `workers` batches are worked on at once (`Translator`). On a CPU, as many as there are cores beside
+    `torch.set_num_threads(1)` is the fastest choice for many texts.
 
     Raises:
         UserError: the directory does not exist, or something in it is missing or damaged.
@@ -108,7 +126,7 @@ def load(path: str | Path, device: str | torch.device | None = None) -> Translat
         raise UserError(f"{directory}: the tokenizer has another vocabulary than the model; copy the directory again")
     generation = directory / GENERATION
     values = store.read_json(generation) if generation.exists() else {}
-    return Translator(model, tokenizers, SearchSettings.parse(values, str(generation)))
+    return Translator(model, tokenizers, SearchSettings.parse(values, str(generation)), workers)
 
 
 def write_directory(

@@ -108,11 +108,11 @@ def _translate(
 ) -> list[str]:
     from contextlib import ExitStack
 
+    from regard.cli.bulk import load_for_bulk
     from regard.cli.lines import line_writer, one_line
     from regard.cli.progress import progress
-    from regard.pipelines import load
 
-    translator = load(model, device)
+    translator = load_for_bulk(model, device)
     translations = []
     with progress("translating") as show, ExitStack() as stack:
         write = stack.enter_context(line_writer(output)) if output is not None else None

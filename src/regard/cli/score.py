@@ -47,17 +47,16 @@ def score(
     """
     if batch_tokens < 1:
         raise UserError(f"--batch-tokens {batch_tokens}: should be 1 or more")
+    from regard.cli.bulk import load_for_bulk
     from regard.cli.lines import line_writer
     from regard.evaluation.scoring import Total
-    from regard.evaluation.scoring import score as scored
-    from regard.pipelines import load
     from regard.text.lines import read_pairs
 
-    translator = load(model, device)
+    translator = load_for_bulk(model, device)
     pairs = read_pairs(source, target)
     total = Total()
     with line_writer(output) as write:
-        for pair in scored(translator.model, translator.tokenizers, pairs, batch_tokens, str(target)):
+        for pair in translator.score_stream(pairs, batch_tokens, str(target)):
             total.add(pair)
             write(f"{pair.log_probability:.4f}\t{pair.tokens}")
     left_out = f"; {total.left_out:,} too long to be scored" if total.left_out else ""

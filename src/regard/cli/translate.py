@@ -74,10 +74,10 @@ def translate(
     """
     if text and input is not None:
         raise UserError("give either texts or --input FILE, not both")
+    from regard.cli.bulk import load_for_bulk
     from regard.cli.lines import line_writer
-    from regard.pipelines import load
 
-    translator = load(model, device)
+    translator = load_for_bulk(model, device)
     given = {"beam": beam, "alpha": alpha, "nbest": nbest, "extra_tokens": extra_tokens, "batch_tokens": batch_tokens}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     many = (nbest or translator.settings.nbest) > 1

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from regard.errors import JobError
 from regard.model.transformer import EncoderDecoder
 from regard.search.engine import WINDOW, pad
-from regard.search.windows import batches, windows
+from regard.search.windows import batches, side_by_side, windows
 from regard.text.tokenizer import TokenizerPair
 
 log = logging.getLogger("regard")
@@ -66,6 +67,8 @@ def score(
     tokenizers: TokenizerPair,
     pairs: Iterable[tuple[str, str]],
     batch_tokens: int = 4096,
+    *,
+    workers: int = 1,
     name: str = "pairs",
 ) -> Iterator[PairScore]:
     """Score each (source, target) pair, in order.
@@ -75,32 +78,53 @@ def score(
 
     Args:
         batch_tokens: budget of a batch: pairs times positions of the longer side. It does not change the scores.
+        workers: so many threads score batches at once (see `side_by_side`).
         name: stands in warnings before the number of the line.
+
+    Raises:
+        JobError: the model gives NaN or infinite scores.
     """
-    reach = model.settings.max_length - 1  # and the end token
-    line = 0
+    line = 1
     for window in windows(pairs, WINDOW):
-        sources = tokenizers.source.encode([source for source, _ in window])
-        targets = tokenizers.target.encode([target for _, target in window])
-        scores = [PairScore(math.nan, len(target) + 1) for target in targets]
-        lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
-        readable = [place for place, length in enumerate(lengths) if length <= reach]
-        for place, length in enumerate(lengths, start=1):
-            if length > reach:
-                log.warning(
-                    "%s, line %d: has %d tokens, of which the model can read %d; not scored: split the line",
-                    name,
-                    line + place,
-                    length,
-                    reach,
-                )
-        for batch in batches([lengths[place] + 1 for place in readable], batch_tokens):
-            places = [readable[index] for index in batch]
-            chosen = [sources[place] for place in places], [targets[place] for place in places]
-            for place, value in zip(places, _log_probabilities(model, tokenizers, *chosen), strict=True):
-                scores[place] = PairScore(value, len(targets[place]) + 1)
-        yield from scores
+        names = [f"{name}, line {line + place}" for place in range(len(window))]
+        yield from _score_window(model, tokenizers, window, names, batch_tokens, workers)
         line += len(window)
+
+
+def _score_window(
+    model: EncoderDecoder,
+    tokenizers: TokenizerPair,
+    pairs: list[tuple[str, str]],
+    names: list[str],
+    batch_tokens: int,
+    workers: int,
+) -> list[PairScore]:
+    sources = tokenizers.source.encode([source for source, _ in pairs])
+    targets = tokenizers.target.encode([target for _, target in pairs])
+    lengths = [max(len(source), len(target)) + 1 for source, target in zip(sources, targets, strict=True)]
+    reach = model.settings.max_length
+    for line, length in zip(names, lengths, strict=True):
+        if length > reach:
+            log.warning(
+                "%s: has %d tokens, of which the model can read %d; not scored: split the line",
+                line,
+                length - 1,
+                reach - 1,
+            )
+    readable = [place for place, length in enumerate(lengths) if length <= reach]
+    planned = [
+        [readable[index] for index in batch] for batch in batches([lengths[place] for place in readable], batch_tokens)
+    ]
+
+    def log_probabilities(places: list[int]) -> list[float]:
+        chosen = [sources[place] for place in places], [targets[place] for place in places]
+        return _log_probabilities(model, tokenizers, *chosen)
+
+    values = [math.nan] * len(pairs)
+    for places, found in zip(planned, side_by_side(log_probabilities, planned, workers), strict=True):
+        for place, value in zip(places, found, strict=True):
+            values[place] = value
+    return [PairScore(value, len(target) + 1) for value, target in zip(values, targets, strict=True)]
 
 
 @torch.inference_mode()
@@ -115,6 +139,8 @@ def _log_probabilities(
     hidden_ND = model(source_BS, source_keys_BS, in_BT)[real_BT]
     chunks = zip(torch.split(hidden_ND, PROJECTED), torch.split(out_BT[real_BT], PROJECTED), strict=True)
     losses_N = torch.cat([_losses(model, hidden, ids) for hidden, ids in chunks])
+    if bool(losses_N.isnan().any()):
+        raise JobError("the model gives NaN or infinite scores: its weights are damaged or its numbers overflow")
     return [-float(losses.sum()) for losses in torch.split(losses_N.double(), real_BT.sum(dim=1).tolist())]
 
 

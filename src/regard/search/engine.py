@@ -20,7 +20,7 @@ from regard.search.beam import Hypothesis, beam_search
 from regard.search.decoder import CachedDecoder
 from regard.search.processors import Ban
 from regard.search.settings import SearchSettings
-from regard.search.windows import batches, windows
+from regard.search.windows import batches, side_by_side, windows
 from regard.text.tokenizer import TokenizerPair
 
 log = logging.getLogger("regard")
@@ -61,6 +61,7 @@ def translate(
     settings: SearchSettings,
     *,
     patience: float | None = None,
+    workers: int = 1,
     name: str = "input",
 ) -> Iterator[Translation]:
     """Translate texts, in order, some thousand at a time sorted by length into batches.
@@ -70,6 +71,7 @@ def translate(
     Args:
         patience: what has arrived is translated when nothing more has come for so many seconds (see `windows`);
             without it, texts are always taken some thousand at a time.
+        workers: so many threads translate batches at once (see `side_by_side`).
         name: stands in warnings before the number of the line.
 
     Raises:
@@ -77,35 +79,42 @@ def translate(
     """
     first = 1
     for window in windows(texts, WINDOW, patience):
-        yield from _translate_window(model, tokenizers, window, settings, f"{name}, line", first)
+        yield from _translate_window(model, tokenizers, window, settings, workers, f"{name}, line", first)
         first += len(window)
 
 
 def _translate_window(
-    model: EncoderDecoder, tokenizers: TokenizerPair, texts: list[str], settings: SearchSettings, name: str, first: int
+    model: EncoderDecoder,
+    tokenizers: TokenizerPair,
+    texts: list[str],
+    settings: SearchSettings,
+    workers: int,
+    name: str,
+    first: int,
 ) -> list[Translation]:
     translations = [NOTHING] * len(texts)
     filled = [place for place, text in enumerate(texts) if text.strip()]
-    sources = _encode(tokenizers, [texts[place] for place in filled], [f"{name} {first + place}" for place in filled])
+    names = [f"{name} {first + place}" for place in filled]
+    sources = _encode(tokenizers, [texts[place] for place in filled], names)
     reach = model.settings.max_length - 1  # and the end token
-    for number, source in zip(filled, sources, strict=True):
+    shortened = [len(source) > reach for source in sources]
+    for line, source in zip(names, sources, strict=True):
         if len(source) > reach:
             log.warning(
-                "%s %d: has %d tokens, of which the model can read %d; the rest is not translated: split the line",
-                name,
-                first + number,
+                "%s: has %d tokens, of which the model can read %d; the rest is not translated: split the line",
+                line,
                 len(source),
                 reach,
             )
-    budget = settings.batch_tokens // settings.beam
-    for batch in batches([min(len(source), reach) + 1 for source in sources], budget):
-        found = _search(model, tokenizers, [sources[index][:reach] for index in batch], settings)
-        for index, hypotheses in zip(batch, found, strict=True):
-            outputs = tokenizers.target.decode([list(hypothesis.ids) for hypothesis in hypotheses])
-            candidates = (
-                Candidate(**vars(hypothesis), text=text) for hypothesis, text in zip(hypotheses, outputs, strict=True)
-            )
-            translations[filled[index]] = Translation(tuple(candidates), shortened=len(sources[index]) > reach)
+    sources = [source[:reach] for source in sources]
+    planned = list(batches([len(source) + 1 for source in sources], settings.batch_tokens // settings.beam))
+
+    def search(batch: list[int]) -> list[tuple[Candidate, ...]]:
+        return _search(model, tokenizers, [sources[index] for index in batch], settings)
+
+    for batch, found in zip(planned, side_by_side(search, planned, workers), strict=True):
+        for index, candidates in zip(batch, found, strict=True):
+            translations[filled[index]] = Translation(candidates, shortened[index])
     return translations
 
 
@@ -122,12 +131,12 @@ def _encode(tokenizers: TokenizerPair, texts: list[str], names: list[str]) -> li
 
 def _search(
     model: EncoderDecoder, tokenizers: TokenizerPair, sources: Sequence[list[int]], settings: SearchSettings
-) -> list[list[Hypothesis]]:
+) -> list[tuple[Candidate, ...]]:
     target = tokenizers.target
     device = model.output.device
     with torch.inference_mode():
         decoder = CachedDecoder(model, *pad(sources, tokenizers.source.eos, tokenizers.source.pad, device))
-        return beam_search(
+        found = beam_search(
             decoder,
             [min(len(source) + settings.extra_tokens, model.settings.max_length) for source in sources],
             settings,
@@ -136,6 +145,12 @@ def _search(
             processors=[Ban((target.pad, target.bos, target.unk), device)],
             device=device,
         )
+    return [tuple(_candidate(hypothesis, tokenizers) for hypothesis in hypotheses) for hypotheses in found]
+
+
+def _candidate(hypothesis: Hypothesis, tokenizers: TokenizerPair) -> Candidate:
+    (text,) = tokenizers.target.decode([list(hypothesis.ids)])
+    return Candidate(**vars(hypothesis), text=text)
 
 
 def pad(
