@@ -87,14 +87,14 @@ def translate(
     translations = translator.stream(texts, name=name, **options)
     if input is not None and (output is not None or not sys.stdout.isatty()):
         translations = _watched(translations)
-    unfinished = 0
+    count = unfinished = 0
     with line_writer(output) as write:
-        for number, translation in enumerate(translations, start=1):
+        for count, translation in enumerate(translations, start=1):
             unfinished += not translation.best.finished
-            for line in _lines(translation, number, many, scores):
+            for line in _lines(translation, count, many, scores):
                 write(line)
     if unfinished:
-        log.warning("%d translations did not end by themselves before the limit of length (--extra-tokens)", unfinished)
+        log.warning("%d of %d translations did not end before their limit of length", unfinished, count)
 
 
 def _inputs(text: tuple[str, ...], file: Path | None) -> tuple[Iterable[str], str]:
