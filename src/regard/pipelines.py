@@ -74,8 +74,8 @@ class Translator:
 
         Args:
             texts: read ahead by a thread when `patience` is given.
-            patience: what has come is translated when nothing more has for so many seconds; None waits for some
-                thousand texts at a time, which is a little faster for input that does not wait.
+            patience: what has come is translated when nothing more has for so many seconds; None waits for about
+                a thousand texts at a time, which is a little faster for input that is there already.
             name: stands in warnings before the number of the line.
         """
         settings = self._settings(options)

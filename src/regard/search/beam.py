@@ -105,10 +105,8 @@ class _Beams:
         self.found: list[list[Hypothesis]] = [[] for _ in limits]
         self.length = 0
         self.limits_N = torch.tensor(limits, device=device)
-        self.penalty_N = torch.tensor(
-            [length_penalty(limit, settings.alpha) for limit in limits], dtype=torch.float64, device=device
-        )
-        self.to_beat_N = torch.full((count,), float("-inf"), dtype=torch.float64, device=device)
+        self.penalty_N = torch.tensor([length_penalty(limit, settings.alpha) for limit in limits], device=device)
+        self.to_beat_N = torch.full((count,), float("-inf"), device=device)
         """The score of the nbest-th best that has ended."""
         self.places_N = torch.full((count,), settings.beam, device=device)
         self.scores_NW = torch.zeros(count, 1, device=device)
@@ -168,7 +166,7 @@ class _Beams:
         of the limit, or with a negative alpha that of the next token.
         """
         best_penalty_N = self.penalty_N.clamp(min=length_penalty(self.length + 1, self.settings.alpha))
-        beaten_N = self.to_beat_N >= best_N.double() / best_penalty_N
+        beaten_N = self.to_beat_N >= best_N / best_penalty_N
         return beaten_N | (best_N == float("-inf")) | (self.limits_N <= self.length)
 
     def _record_ended(self, ended_NK: Tensor, scores_NK: Tensor, rows_NK: Tensor) -> None:

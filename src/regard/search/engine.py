@@ -64,13 +64,13 @@ def translate(
     workers: int = 1,
     name: str = "input",
 ) -> Iterator[Translation]:
-    """Translate texts, in order, some thousand at a time sorted by length into batches.
+    """Translate texts, in order, about a thousand at a time sorted by length into batches.
 
     The model must be in evaluation mode. Nothing is stored on it, so several threads may translate with one model.
 
     Args:
         patience: what has arrived is translated when nothing more has come for so many seconds (see `windows`);
-            without it, texts are always taken some thousand at a time.
+            without it, texts are always taken about a thousand at a time.
         workers: so many threads translate batches at once (see `side_by_side`).
         name: stands in warnings before the number of the line.
 
