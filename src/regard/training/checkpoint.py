@@ -109,7 +109,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     if state.get("version") != VERSION:
         raise UserError(f"{path / STATE}: has format version {state.get('version')!r}; this release reads {VERSION}")
     try:
-        sums = (path / SUMS).read_bytes()
+        sums = (path / SUMS).read_bytes().splitlines(keepends=True)
         for name in (MODEL, OPTIMIZER, STATE):
             with (path / name).open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
