@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from regard.data.binarise import binarise
 from regard.model.settings import ModelSettings
 from regard.model.transformer import EncoderDecoder
 from regard.pipelines import write_directory
@@ -22,7 +23,7 @@ from regard.search.settings import SearchSettings
 from regard.text.tokenizer import Tokenizer, TokenizerPair, TokenizerSettings
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "README.zh-CN.md", "docs/guide/python.md", "docs/learn/forward-pass.md"]
+PAGES = ["README.md", "README.zh-CN.md", "docs/guide/python.md", "docs/guide/formats.md", "docs/learn/forward-pass.md"]
 TRANSLATED = [("README.md", "README.zh-CN.md"), ("docs/learn/forward-pass.md", "docs/learn/forward-pass.zh-CN.md")]
 
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
@@ -43,6 +44,9 @@ def folder_with_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = EncoderDecoder(settings, tokenizer.size, tokenizer.size)
     search = SearchSettings(extra_tokens=5)
     write_directory(tmp_path / "runs/mine/model", model, TokenizerPair(tokenizer, tokenizer), search, "# A model\n")
+    pairs = [("a dog runs", "two men talk"), ("turn on the light", "Schalte das Licht ein")]
+    (tmp_path / "runs/mine/data").mkdir()
+    binarise(pairs, TokenizerPair(tokenizer, tokenizer), tmp_path / "runs/mine/data/train.arrow")
     (tmp_path / "test.en").write_text("a dog runs\ntwo men talk\n", encoding="utf-8")
     (tmp_path / "test.de").write_text("ein Hund rennt\nzwei Männer reden\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
