@@ -45,6 +45,7 @@ class Translator:
         tokenizers: TokenizerPair,
         settings: SearchSettings | None = None,
         workers: int = 1,
+        languages: store.Languages | None = None,
     ) -> None:
         """From the parts; `load` reads them from a directory. The model is put into evaluation mode.
 
@@ -54,6 +55,7 @@ class Translator:
         self.tokenizers = tokenizers
         self.settings = settings or SearchSettings()
         self.workers = workers
+        self.languages = languages or store.Languages()
 
     def translate(self, texts: str | Sequence[str], **options: Any) -> list[str]:
         """The best translation of each text, in order. A single string counts as a list of one.
@@ -113,12 +115,7 @@ def load(path: str | Path, device: str | torch.device | None = None, workers: in
     Raises:
         UserError: the directory does not exist, or something in it is missing or damaged.
     """
-    directory = Path(path)
-    if not directory.is_dir():
-        what = "is a file; a model is a directory" if directory.exists() else "does not exist"
-        raise UserError(f"{directory}: {what}")
-    if not (directory / store.CONFIG).exists() and (directory / "model" / store.CONFIG).exists():
-        directory /= "model"
+    directory = store.find(Path(path))
     model = store.read(directory, _device(device))
     tokenizers = TokenizerPair.load(directory)
     sizes = tokenizers.source.size, tokenizers.target.size
@@ -126,22 +123,21 @@ def load(path: str | Path, device: str | torch.device | None = None, workers: in
         raise UserError(f"{directory}: the tokenizer has another vocabulary than the model; copy the directory again")
     generation = directory / GENERATION
     values = store.read_json(generation) if generation.exists() else {}
-    return Translator(model, tokenizers, SearchSettings.parse(values, str(generation)), workers)
+    languages = store.read_config(directory).languages
+    return Translator(model, tokenizers, SearchSettings.parse(values, str(generation)), workers, languages)
 
 
-def write_directory(
-    directory: Path, model: torch.nn.Module, tokenizers: TokenizerPair, settings: SearchSettings, card: str
-) -> None:
+def write_directory(directory: Path, translator: Translator, card: str) -> None:
     """Write a model directory that `load` reads; `card` is the text of its README.md.
 
     The file that makes it a model directory, `config.json`, comes last.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    tokenizers.save(directory)
-    for name, text in ((GENERATION, settings.model_dump_json(indent=2) + "\n"), (CARD, card)):
+    translator.tokenizers.save(directory)
+    for name, text in ((GENERATION, translator.settings.model_dump_json(indent=2) + "\n"), (CARD, card)):
         with atomic_write(directory / name) as file:
             file.write(text.encode("utf-8"))
-    store.write(directory, model)
+    store.write(directory, translator.model, translator.languages)
 
 
 def _device(name: str | torch.device | None) -> torch.device:

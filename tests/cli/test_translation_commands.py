@@ -18,7 +18,7 @@ from regard.cli import main
 from regard.errors import UserError
 from regard.model.settings import ModelSettings
 from regard.model.transformer import EncoderDecoder
-from regard.pipelines import write_directory
+from regard.pipelines import Translator, write_directory
 from regard.search.settings import SearchSettings
 from regard.text.tokenizer import Tokenizer, TokenizerPair, TokenizerSettings
 
@@ -36,7 +36,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     settings = ModelSettings(d_model=16, d_ff=32, heads=2, encoder_layers=1, decoder_layers=1, max_length=64)
     tiny = EncoderDecoder(settings, tokenizer.size, tokenizer.size)
-    write_directory(directory, tiny, TokenizerPair(tokenizer, tokenizer), SearchSettings(extra_tokens=2), "# A card\n")
+    translator = Translator(tiny, TokenizerPair(tokenizer, tokenizer), SearchSettings(extra_tokens=2))
+    write_directory(directory, translator, "# A card\n")
     return directory
 
 

@@ -18,7 +18,7 @@ import torch
 from regard.data.binarise import binarise
 from regard.model.settings import ModelSettings
 from regard.model.transformer import EncoderDecoder
-from regard.pipelines import write_directory
+from regard.pipelines import Translator, write_directory
 from regard.search.settings import SearchSettings
 from regard.text.tokenizer import Tokenizer, TokenizerPair, TokenizerSettings
 
@@ -43,7 +43,9 @@ def folder_with_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ModelSettings(d_model=16, d_ff=16, heads=2, encoder_layers=1, decoder_layers=1)
     model = EncoderDecoder(settings, tokenizer.size, tokenizer.size)
     search = SearchSettings(extra_tokens=5)
-    write_directory(tmp_path / "runs/mine/model", model, TokenizerPair(tokenizer, tokenizer), search, "# A model\n")
+    write_directory(
+        tmp_path / "runs/mine/model", Translator(model, TokenizerPair(tokenizer, tokenizer), search), "# A model\n"
+    )
     pairs = [("a dog runs", "two men talk"), ("turn on the light", "Schalte das Licht ein")]
     (tmp_path / "runs/mine/data").mkdir()
     binarise(pairs, TokenizerPair(tokenizer, tokenizer), tmp_path / "runs/mine/data/train.arrow")

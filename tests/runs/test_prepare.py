@@ -76,3 +76,13 @@ def test_unequal_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="30"):
         prepared(tmp_path, settings)
     assert not (tmp_path / "run" / "data" / "train.arrow").exists()
+
+
+def test_text_that_changed_since_is_not_taken_for_the_same(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, pairs(60))
+    prepared(tmp_path, settings)
+    write_lines(tmp_path / "a", (f"another source {index}" for index in range(60)))
+    with pytest.raises(UserError, match="a: has changed since the run"):
+        prepared(tmp_path, settings)
+    (tmp_path / "a").unlink()
+    assert prepared(tmp_path, settings)[1] == []

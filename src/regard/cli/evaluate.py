@@ -11,6 +11,8 @@ from cyclopts import Parameter
 from regard.errors import UserError
 from regard.evaluation.metrics import MetricSettings
 
+METRICS = MetricSettings()
+
 if TYPE_CHECKING:
     from regard.evaluation.metrics import Comparison, Score
 
@@ -27,7 +29,7 @@ def evaluate(
     beam: int | None = None,
     alpha: float | None = None,
     device: str | None = None,
-    settings: Annotated[MetricSettings, Parameter(name="*")] | None = None,
+    settings: Annotated[MetricSettings, Parameter(name="*")] = METRICS,
 ) -> None:
     """Translate a test set and score it with BLEU and chrF, or score translations that are there already.
 
@@ -82,7 +84,9 @@ def evaluate(
         }
         lines = list(read_lines(source))
         _check_counts(source, lines, reference, references)
-        translations = _translate(model, lines, output, device, options)
+        translations, language = _translate(model, lines, output, device, options)
+        if settings.language is None:
+            settings = settings.model_copy(update={"language": language})
     if others is None:
         for score in corpus_scores(translations, references, settings):
             print(_score_line(score))
@@ -105,7 +109,8 @@ def _check_counts(
 
 def _translate(
     model: Path, lines: Sequence[str], output: Path | None, device: str | None, options: dict[str, Any]
-) -> list[str]:
+) -> tuple[list[str], str | None]:
+    """The translations, and the language that the model translates into, if it knows."""
     from contextlib import ExitStack
 
     from regard.cli.bulk import load_for_bulk
@@ -122,7 +127,7 @@ def _translate(
             if write is not None:
                 write(text)
             show(len(translations))
-    return translations
+    return translations, translator.languages.target
 
 
 def _score_line(score: Score) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 def inspect(model: str, *, vocabulary: int = 37_000) -> None:
     """Show what a model consists of: its settings, and its parameters by part.
 
-    MODEL is a model directory, or the name of a preset: the paper's `paper-base` and `paper-big`, the rows of its
-    Table 3 (`paper-A1` to `paper-E`), or `tiny` and `small` for small data.
+    MODEL is a model directory, that of a training run, or the name of a preset: the paper's `paper-base` and
+    `paper-big`, the rows of its Table 3 (`paper-A1` to `paper-E`), or `tiny` and `small` for small data.
 
     Examples:
 
@@ -32,8 +32,8 @@ def inspect(model: str, *, vocabulary: int = 37_000) -> None:
     from regard.model.presets import PRESETS, preset
 
     printed = None
-    if model not in PRESETS and Path(model).exists():
-        config = store.read_config(Path(model))
+    if model not in PRESETS and (Path(model).exists() or len(Path(model).parts) > 1):
+        config = store.read_config(store.find(Path(model)))
         settings, sizes = config.model, (config.vocabulary.source, config.vocabulary.target)
         title = model
     else:
@@ -46,7 +46,7 @@ def inspect(model: str, *, vocabulary: int = 37_000) -> None:
 
     console = Console()
     console.print(title, highlight=False, markup=False)
-    for name, value in settings:
+    for name, value in {**dict(settings), "d_key": settings.key_width, "d_value": settings.value_width}.items():
         console.print(f"  {name}: {value}", highlight=False, markup=False)
     table = Table("part", "parameters", "share", title=f"vocabulary {sizes[0]:,} source, {sizes[1]:,} target")
     for column in table.columns[1:]:

@@ -68,16 +68,18 @@ def train(
         from regard.runs.run import load_settings
 
         settings = load_settings(resume, overrides)
-        directory = resume
+        directory: Path | None = resume
     else:
         values = merge(read_yaml(recipe) if recipe else {}, merge(files, overrides))
         if not values.get("data"):
             raise UserError("train what? give a recipe, or --source and --target (regard train --help has examples)")
         settings = _settings(values, recipe)
-        directory = _directory(out, recipe)
+        directory = None
     if show:
         print(settings.to_yaml(), end="")
         return
+    if directory is None:
+        directory = _directory(out, recipe)
 
     from rich.console import Console
 
@@ -85,7 +87,8 @@ def train(
     from regard.training.terminal import TerminalView
 
     console = Console(stderr=True)
-    run(directory, settings, TerminalView(console), lambda text: console.print(text, **PLAIN))
+    if run(directory, settings, TerminalView(console), lambda text: console.print(text, **PLAIN)) is None:
+        raise SystemExit(130)  # stopped by Ctrl-C, with all saved
 
 
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
@@ -110,12 +113,14 @@ def _files(**parts: tuple[Path | None, Path | None]) -> dict[str, Any]:
 
 
 def _settings(values: dict[str, Any], recipe: Path | None) -> Any:
-    """Resolved settings; without a recipe, what is not given is chosen from the size of the corpus."""
+    """Resolved settings; without a recipe or preset, what is not given is chosen from the size of the corpus."""
     from regard.runs.prepare import count_pairs, find_corpus
     from regard.runs.settings import DataSettings, choices, resolve
 
     origin = str(recipe) if recipe else "command line"
     if recipe:
+        return resolve(values, origin)
+    if "preset" in values:
         return resolve(values, origin)
     resolve(merge(choices(1), values), origin)  # a mistake is known before the corpus is read
     corpus = find_corpus(DataSettings.parse(values["data"], origin))

@@ -26,6 +26,7 @@ class MetricSettings(Settings):
     """Which scores, and how they are computed; all of it stands in their signatures."""
 
     metrics: tuple[Name, ...] = ("bleu", "chrf")
+    """Which of BLEU, chrF and TER."""
     language: str | None = None
     """The target language, such as de or zh-Hans: decides how BLEU cuts text into words."""
     tokenize: Tokenize | None = None

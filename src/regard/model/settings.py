@@ -23,7 +23,9 @@ class ModelSettings(Settings):
     d_value: int | None = Field(None, gt=0)
     """Width of a head's values, d_v; unset: d_model / heads."""
     encoder_layers: int = Field(6, gt=0)
+    """Layers N of the encoder (section 3.1)."""
     decoder_layers: int = Field(6, gt=0)
+    """Layers N of the decoder."""
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
     """How positions enter (section 3.5): a row of the table in `positions.py`."""
     max_length: int = Field(1024, gt=0)
@@ -31,6 +33,7 @@ class ModelSettings(Settings):
     norm_placement: Literal["post", "pre"] = "post"
     """Layer normalisation after each residual sum (the paper) or before each sub-layer (trains at higher rates)."""
     norm_epsilon: float = Field(1e-5, gt=0)
+    """Added to the variance in layer normalisation."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """On the output of each sub-layer and on the sums of embeddings and positions (section 5.4)."""
     attention_dropout: float = Field(0.0, ge=0, lt=1)

@@ -34,12 +34,20 @@ class Vocabulary(Settings):
     target: int = Field(gt=0)
 
 
+class Languages(Settings):
+    """Which languages a model was trained on, such as `en` and `de`, where that is known."""
+
+    source: str | None = None
+    target: str | None = None
+
+
 class ModelConfig(Settings):
     """The contents of `config.json`."""
 
     format: Literal["regard.model"] = "regard.model"
     version: int = VERSION
     family: Literal["encoder-decoder"] = "encoder-decoder"
+    languages: Languages = Languages()
     vocabulary: Vocabulary
     model: ModelSettings
 
@@ -85,12 +93,13 @@ def assign(model: nn.Module, tensors: dict[str, Tensor], origin: str) -> None:
             tensor.copy_(tensors[name])
 
 
-def write(directory: Path, model: nn.Module) -> None:
+def write(directory: Path, model: nn.Module, languages: Languages | None = None) -> None:
     """Write `model` into `directory`; `config.json` comes last, so that a directory with one is complete."""
     model = unwrap(model)
     if not isinstance(model, EncoderDecoder):
         raise TypeError(f"not a model of this package: {type(model).__name__}")
     config = ModelConfig(
+        languages=languages or Languages(),
         vocabulary=Vocabulary(source=model.source_embedding.weight.shape[0], target=model.output.shape[0]),
         model=model.settings,
     )
@@ -99,6 +108,15 @@ def write(directory: Path, model: nn.Module) -> None:
         file.write(save({name: tensor.contiguous().cpu() for name, tensor in parameters(model).items()}))
     with atomic_write(directory / CONFIG) as file:
         file.write((config.model_dump_json(indent=2) + "\n").encode())
+
+
+def find(directory: Path) -> Path:
+    """The model directory that is meant: this one, or `model` inside that of a training run."""
+    if not directory.is_dir():
+        what = "is a file; a model is a directory" if directory.exists() else "does not exist"
+        raise UserError(f"{directory}: {what}")
+    inside = directory / "model"
+    return inside if not (directory / CONFIG).exists() and (inside / CONFIG).exists() else directory
 
 
 def read(directory: Path, device: torch.device | str = "cpu") -> EncoderDecoder:

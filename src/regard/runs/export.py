@@ -12,7 +12,7 @@ from regard.data.corpus import open_pairs
 from regard.errors import JobError
 from regard.evaluation.metrics import Score
 from regard.model import store
-from regard.pipelines import write_directory
+from regard.pipelines import Translator, write_directory
 from regard.runs.decoding import Decoding
 from regard.runs.prepare import Corpus, Prepared, Say
 from regard.runs.settings import RunSettings
@@ -37,6 +37,7 @@ def export(
     directory: Path,
     settings: RunSettings,
     trainer: Trainer,
+    translator: Translator,
     prepared: Prepared,
     corpus: Corpus,
     decoding: Decoding,
@@ -52,11 +53,11 @@ def export(
     say(f"the model: {chosen}")
     model_directory = directory / "model"
     scores: list[Score] = []
-    trainer.model.eval()
+    translator.model.eval()
     if corpus.test is not None:
         scores = _test(directory, settings, trainer, corpus, decoding, say)
     card = _card(settings, prepared, corpus, trainer, chosen, validation, scores)
-    write_directory(model_directory, store.unwrap(trainer.model), prepared.tokenizers, settings.search, card)
+    write_directory(model_directory, translator, card)
     result = {"validation": validation, "test": {score.name: score.value for score in scores}}
     write_lines(directory / "result.json", [json.dumps(result)])
     say(f"written to {model_directory}; translate with: regard translate {model_directory} 'some text'")

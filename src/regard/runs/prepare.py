@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,15 @@ from regard.data.dataset import PairDataset
 from regard.data.learn import learn_tokenizers
 from regard.data.named import get
 from regard.errors import UserError
+from regard.model.store import read_json
 from regard.runs.settings import DataSettings, Files, RunSettings
 from regard.text.lines import read_lines, write_lines
 from regard.text.tokenizer import TokenizerPair
 
 Say = Callable[[str], None]
 """Tells the user what is going on."""
+
+CHECKSUMS = "checksums.json"
 
 HELD_OUT = 1000
 """The most pairs that are held out for validation when no dev files are given, and at most a twentieth of all."""
@@ -72,9 +76,10 @@ def prepare(directory: Path, settings: RunSettings, corpus: Corpus, say: Say) ->
     data = directory / "data"
     train_path, dev_path = data / "train.arrow", data / "dev.arrow"
     dev_files = Files(source=data / "dev.source.txt", target=data / "dev.target.txt")
-    # dev.arrow is written last: where it is, all is.
-    if not dev_path.exists():
+    # The checksums of the text are written last: where they are, all is.
+    if not (data / CHECKSUMS).exists():
         data.mkdir(parents=True, exist_ok=True)
+        sums = checksums(corpus)
         _write_dev(corpus, settings, dev_files, say)
         tokenizers = learn_tokenizers(lambda: _train_pairs(corpus, settings, CleaningReport()), settings.tokenizer)
         tokenizers.save(directory)
@@ -89,6 +94,8 @@ def prepare(directory: Path, settings: RunSettings, corpus: Corpus, say: Say) ->
         reach = settings.model.max_length - 1
         report = binarise(open_pairs(dev_files.source, dev_files.target), tokenizers, dev_path, max_length=reach)
         say(f"dev: {report}")
+        write_lines(data / CHECKSUMS, [json.dumps(sums)])
+    _refuse_changed_text(data, corpus)
     tokenizers = TokenizerPair.load(directory)
     return Prepared(
         tokenizers,
@@ -97,6 +104,25 @@ def prepare(directory: Path, settings: RunSettings, corpus: Corpus, say: Say) ->
         list(read_lines(dev_files.source)),
         list(read_lines(dev_files.target or dev_files.source)),
     )
+
+
+def checksums(corpus: Corpus) -> dict[str, str]:
+    """SHA-256 of each file of training and validation text that is there."""
+    files = [corpus.train, *([corpus.dev] if corpus.dev else [])]
+    paths = [path for each in files for path in (each.source, each.target) if path is not None and path.is_file()]
+    sums = {}
+    for path in paths:
+        with path.open("rb") as file:
+            sums[str(path)] = hashlib.file_digest(file, "sha256").hexdigest()
+    return sums
+
+
+def _refuse_changed_text(data: Path, corpus: Corpus) -> None:
+    """A run goes on with the text that it began with; where that has been moved away, the binarised copy is enough."""
+    before = read_json(data / CHECKSUMS)
+    for path, checksum in checksums(corpus).items():
+        if before.get(path, checksum) != checksum:
+            raise UserError(f"{path}: has changed since the run in {data.parent} began; choose another --out")
 
 
 def _train_pairs(corpus: Corpus, settings: RunSettings, report: CleaningReport) -> Iterator[Pair]:

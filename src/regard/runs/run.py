@@ -24,6 +24,7 @@ from regard.data.batches import Batches
 from regard.errors import UserError
 from regard.model import store
 from regard.model.transformer import EncoderDecoder
+from regard.pipelines import Translator
 from regard.runs.decoding import Decoding
 from regard.runs.export import export
 from regard.runs.prepare import Prepared, Say, find_corpus, prepare
@@ -71,7 +72,9 @@ def train(directory: Path, settings: RunSettings, view: TerminalView, say: Say) 
     if trainer.stop_reason:
         say(f"stopped early at step {trainer.progress.step:,}: {trainer.stop_reason}")
     say(f"trained {trainer.progress.step:,} steps in {duration(trainer.progress.seconds)}")
-    return export(directory, settings, trainer, prepared, corpus, decoding, say)
+    languages = store.Languages(source=settings.data.source_language, target=settings.data.target_language)
+    translator = Translator(model, prepared.tokenizers, settings.search, languages=languages)
+    return export(directory, settings, trainer, translator, prepared, corpus, decoding, say)
 
 
 def build_model(settings: RunSettings, prepared: Prepared) -> EncoderDecoder:

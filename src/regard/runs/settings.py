@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from regard.data.batches import BatchSettings
 from regard.data.corpus import CleaningSettings
@@ -20,12 +20,16 @@ from regard.training.keeping import CheckpointSettings
 from regard.training.trainer import TrainingSettings
 from regard.training.validation import ValidationSettings
 
+FilePath = Annotated[Path, AfterValidator(Path.absolute)]
+"""Made absolute, so that a run can go on from any directory."""
+
 
 class Files(Settings):
     """Two parallel files, or one file of two tab-separated columns; plain or gzip."""
 
-    source: Path
-    target: Path | None = None
+    source: FilePath
+    """Text to translate from, one sentence a line."""
+    target: FilePath | None = None
     """Unset: `source` holds both columns."""
 
 
@@ -35,8 +39,9 @@ class DataSettings(Settings):
     corpus: str | None = None
     """A named corpus (`regard data get --help` lists them), in place of `train`, `dev` and `test`."""
     source_language: str | None = None
+    """Language of the source, as in `en`; for the model card."""
     target_language: str | None = None
-    """Languages, as in `en` and `de`; of a named corpus, the target language chooses the part."""
+    """Language of the target, as in `de` or `zh-Hans`: chooses the part of a named corpus, and how BLEU cuts words."""
     train: Files | None = None
     dev: Files | None = None
     """Unset: some pairs of `train` are held out for validation."""

@@ -13,8 +13,11 @@ class OptimizerSettings(Settings):
     """Adam (Kingma and Ba 2015) with the paper's constants."""
 
     beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of the mean of the gradients."""
     beta2: float = Field(0.98, ge=0, lt=1)
+    """Decay of the mean of their squares."""
     epsilon: float = Field(1e-9, gt=0)
+    """Added to the root of that mean."""
 
 
 def adam(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Adam:

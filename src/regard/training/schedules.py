@@ -14,7 +14,7 @@ from regard.settings import Settings
 class ScheduleSettings(Settings):
     """How the learning rate moves over the steps."""
 
-    kind: Literal["paper", "inverse-sqrt", "cosine", "linear", "constant"] = "inverse-sqrt"
+    kind: Literal["paper", "inverse-sqrt", "cosine", "linear", "constant"] = "paper"
     """A row of the table in `schedules.py`."""
     peak_rate: float | None = Field(None, gt=0)
     """The highest rate, reached at the end of the warm-up. The paper's schedule computes its own from d_model."""

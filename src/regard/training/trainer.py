@@ -28,7 +28,7 @@ class TrainingSettings(Settings):
     """Updates of the weights."""
     label_smoothing: float = Field(0.1, ge=0, lt=1)
     """Share of each target distribution spread evenly over all classes (section 5.4)."""
-    schedule: ScheduleSettings = ScheduleSettings(kind="paper")
+    schedule: ScheduleSettings = ScheduleSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     accumulate: int = Field(1, gt=0)
     """Batches whose gradients are summed for one update."""
