@@ -34,7 +34,11 @@ def application(verb: str | None) -> App:
     for name, summary in VERBS.items():
         if name == verb:
             module = import_module(f"regard.cli.{name}")
-            app.command(getattr(module, "app", None) or getattr(module, name), name=name)
+            command: App | None = getattr(module, "app", None)
+            if command is None:
+                command = App(usage=getattr(module, "USAGE", None))
+                command.default(getattr(module, name))
+            app.command(command, name=name)
         else:
             app.command(App(help=summary), name=name)
     return app

@@ -11,6 +11,9 @@ from regard.errors import UserError
 from regard.settings import merge, parse_overrides, read_yaml
 
 
+USAGE = "Usage: regard train [RECIPE.yaml] [OPTIONS] [--SECTION.KEY VALUE ...]"
+
+
 def train(
     *words: Annotated[str, Parameter(allow_leading_hyphen=True, show=False)],
     source: Path | None = None,
@@ -24,8 +27,6 @@ def train(
     show: bool = False,
 ) -> None:
     """Train a model, from two text files or by a recipe; interrupted training goes on where it was.
-
-    Usage: regard train [RECIPE.yaml] [OPTIONS] [--SECTION.KEY VALUE ...]
 
     Two parallel files are enough: the rest is chosen from their size, and said. A recipe is a YAML file of settings;
     each of them can be given as an option too, such as `--model.d-model 256` or `--training.steps 5000`. With
