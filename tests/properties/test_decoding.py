@@ -111,6 +111,19 @@ def test_a_trimmed_cache_goes_on_from_where_it_was_cut(number: int, kept: int, m
     torch.testing.assert_close(hidden, whole[:, kept:], **CLOSE)
 
 
+def test_the_memory_is_projected_once_and_never_copied_for_rows() -> None:
+    """Keys and values of a source are made in the first step and stay the very same, with one row a source."""
+    model = CACHED_MODELS[0]
+    memory, cache = model.encode(*sources([5, 3])), model.new_cache()
+    held = []
+    for step in range(3):
+        model.decode(targets(8, 1, seed=step), memory, cache)
+        cache.reorder(torch.tensor([1, 1, 0, 2, 4, 4, 7, 5]))
+        held.append([layer.memory for layer in cache.layers])
+    assert all(later is first for kept in held for later, first in zip(kept, held[0], strict=True))
+    assert all(layer.memory and layer.memory[0].shape[0] == 2 for layer in cache.layers)
+
+
 def test_the_cache_belongs_to_its_search_and_not_to_the_model() -> None:
     """Two searches take turns; then a longer one follows on the same model."""
     model = CACHED_MODELS[0]

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import pickle
 import shutil
 import sys
 from collections.abc import Callable, Iterable
@@ -170,6 +171,20 @@ def test_an_unknown_format_version_is_named(filled: Path) -> None:
     path.write_text(json.dumps(state), encoding="utf-8")
     with pytest.raises(UserError, match="has format version 2; this release reads 1"):
         load_checkpoint(filled / "step-3")
+
+
+def test_a_planted_pickle_with_right_checksums_runs_nothing(filled: Path, tmp_path: Path) -> None:
+    class Planted:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (tmp_path / "created",)
+
+    path = filled / "step-3" / "model.safetensors"
+    path.write_bytes(pickle.dumps(Planted()))
+    sums = [f"{hashlib.sha256((path.parent / name).read_bytes()).hexdigest()}  {name}\n" for name in FILES[:3]]
+    (path.parent / "SHA256SUMS").write_text("".join(sums), encoding="utf-8", newline="\n")
+    with pytest.raises(UserError, match="pickle checkpoints are not read"):
+        load_checkpoint(path.parent)
+    assert not (tmp_path / "created").exists()
 
 
 def test_pruning_keeps_what_it_is_told_and_clears_leftovers(filled: Path) -> None:

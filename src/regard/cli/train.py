@@ -10,7 +10,6 @@ from cyclopts import Parameter
 from regard.errors import UserError
 from regard.settings import merge, parse_overrides, read_yaml
 
-
 USAGE = "Usage: regard train [RECIPE.yaml] [OPTIONS] [--SECTION.KEY VALUE ...]"
 
 
