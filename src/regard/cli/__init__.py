@@ -54,6 +54,9 @@ class _Notice(logging.Formatter):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line: exit status 0, 2 for wrong use, 1 for a failed job, 130 after Ctrl-C."""
+    # Must be set before torch is imported: idle threads of GNU OpenMP otherwise burn the time that other programs on
+    # the machine could use to let the busy ones finish (docs/decisions/003).
+    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     handler = logging.StreamHandler()
     handler.setFormatter(_Notice())
     log = logging.getLogger("regard")
