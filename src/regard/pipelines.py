@@ -9,6 +9,7 @@ README.md          the model card
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -130,14 +131,21 @@ def load(path: str | Path, device: str | torch.device | None = None, workers: in
 def write_directory(directory: Path, translator: Translator, card: str) -> None:
     """Write a model directory that `load` reads; `card` is the text of its README.md.
 
-    The file that makes it a model directory, `config.json`, comes last.
+    It appears as a whole, in place of one that was there before, so that weights and settings always belong together.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    translator.tokenizers.save(directory)
+    partial, before = (directory.with_name(f".{directory.name}.{what}") for what in ("partial", "before"))
+    for leftover in (partial, before):
+        shutil.rmtree(leftover, ignore_errors=True)
+    partial.mkdir(parents=True)
+    translator.tokenizers.save(partial)
     for name, text in ((GENERATION, translator.settings.model_dump_json(indent=2) + "\n"), (CARD, card)):
-        with atomic_write(directory / name) as file:
+        with atomic_write(partial / name) as file:
             file.write(text.encode("utf-8"))
-    store.write(directory, translator.model, translator.languages)
+    store.write(partial, translator.model, translator.languages)
+    if directory.exists():
+        directory.rename(before)
+    partial.rename(directory)
+    shutil.rmtree(before, ignore_errors=True)
 
 
 def _device(name: str | torch.device | None) -> torch.device:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from regard.errors import UserError
 from regard.settings import merge, parse_overrides, read_yaml
+
+if TYPE_CHECKING:
+    from regard.runs.settings import RunSettings
+
+log = logging.getLogger("regard")
 
 USAGE = "Usage: regard train [RECIPE.yaml] [OPTIONS] [--SECTION.KEY VALUE ...]"
 
@@ -112,10 +118,10 @@ def _files(**parts: tuple[Path | None, Path | None]) -> dict[str, Any]:
     return {"data": data} if data else {}
 
 
-def _settings(values: dict[str, Any], recipe: Path | None) -> Any:
+def _settings(values: dict[str, Any], recipe: Path | None) -> RunSettings:
     """Resolved settings; without a recipe or preset, what is not given is chosen from the size of the corpus."""
     from regard.runs.prepare import count_pairs, find_corpus
-    from regard.runs.settings import DataSettings, choices, resolve
+    from regard.runs.settings import DataSettings, choices, describe, resolve
 
     origin = str(recipe) if recipe else "command line"
     if recipe:
@@ -124,7 +130,10 @@ def _settings(values: dict[str, Any], recipe: Path | None) -> Any:
         return resolve(values, origin)
     resolve(merge(choices(1), values), origin)  # a mistake is known before the corpus is read
     corpus = find_corpus(DataSettings.parse(values["data"], origin))
-    return resolve(merge(choices(count_pairs(corpus.train)), values), origin)
+    pairs = count_pairs(corpus.train)
+    settings = resolve(merge(choices(pairs), values), origin)
+    log.info("%s", describe(settings, pairs))
+    return settings
 
 
 def _directory(out: Path | None, recipe: Path | None) -> Path:

@@ -134,5 +134,17 @@ def choices(pairs: int) -> dict[str, Any]:
     }
 
 
+def describe(settings: RunSettings, pairs: int) -> str:
+    """What was chosen for a corpus of so many pairs, in a line."""
+    model, training = settings.model, settings.training
+    rate = "" if training.schedule.peak_rate is None else f" with peak rate {training.schedule.peak_rate:g}"
+    return (
+        f"chosen for {pairs:,} pairs: preset {settings.preset} ({model.encoder_layers}+{model.decoder_layers} layers, "
+        f"d_model {model.d_model}, d_ff {model.d_ff}, {model.norm_placement}-norm, dropout {model.dropout:g}), "
+        f"{settings.batches.tokens * training.accumulate:,} tokens an update, {training.steps:,} steps, "
+        f"schedule {training.schedule.kind}{rate}; --show prints all, each can be given as an option"
+    )
+
+
 def _schedule(kind: str, peak_rate: float, warmup_steps: int) -> dict[str, Any]:
     return {"schedule": {"kind": kind, "peak_rate": peak_rate, "warmup_steps": warmup_steps}}
