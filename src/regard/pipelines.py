@@ -117,7 +117,7 @@ def load(path: str | Path, device: str | torch.device | None = None, workers: in
         UserError: the directory does not exist, or something in it is missing or damaged.
     """
     directory = store.find(Path(path))
-    model = store.read(directory, _device(device))
+    model = store.read(directory, choose_device(device))
     tokenizers = TokenizerPair.load(directory)
     sizes = tokenizers.source.size, tokenizers.target.size
     if sizes != (model.source_embedding.weight.shape[0], model.output.shape[0]):
@@ -148,7 +148,8 @@ def write_directory(directory: Path, translator: Translator, card: str) -> None:
     shutil.rmtree(before, ignore_errors=True)
 
 
-def _device(name: str | torch.device | None) -> torch.device:
+def choose_device(name: str | torch.device | None) -> torch.device:
+    """The device of this name, or without one a GPU if there is one; `UserError` where it is not available."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

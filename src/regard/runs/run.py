@@ -24,7 +24,7 @@ from regard.data.batches import Batches
 from regard.errors import UserError
 from regard.model import store
 from regard.model.transformer import EncoderDecoder
-from regard.pipelines import Translator
+from regard.pipelines import Translator, choose_device
 from regard.runs.decoding import Decoding
 from regard.runs.export import export
 from regard.runs.prepare import Prepared, Say, find_corpus, prepare
@@ -51,6 +51,7 @@ def train(directory: Path, settings: RunSettings, view: TerminalView, say: Say) 
     """
     if settings.training.threads is not None:
         torch.set_num_threads(settings.training.threads)
+    choose_device(settings.training.device)  # a device that is not there is known before any work
     corpus = find_corpus(settings.data)
     _claim(directory, settings)
     prepared = prepare(directory, settings, corpus, say)
@@ -112,7 +113,7 @@ def build_trainer(
         settings.training,
         settings.model.d_model,
         listeners,
-        device="cuda" if torch.cuda.is_available() else "cpu",
+        device=choose_device(settings.training.device),
     )
 
 

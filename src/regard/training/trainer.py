@@ -38,6 +38,8 @@ class TrainingSettings(Settings):
     """bfloat16: matrix products in half precision (autocast), weights and optimizer in float32."""
     seed: int = 1
     """Decides initial weights, order of batches and dropout."""
+    device: str | None = None
+    """Where to compute: cpu, cuda, cuda:1, ...; unset: a GPU if there is one."""
     threads: int | None = Field(None, gt=0)
     """CPU threads; unset: torch's choice. With one thread a resumed run repeats the unbroken one bit for bit."""
 
