@@ -33,7 +33,7 @@ class MetricSettings(Settings):
     """Decides that instead: `zh` for Chinese, `char` for others without spaces, `none` for text tokenised already."""
     lowercase: bool = False
     """Take upper case for lower case. TER does so always."""
-    chrf_word_order: int = Field(0, ge=0)
+    chrf_word_order: int = Field(0, ge=0, le=6)
     """Longest word n-gram of chrF; 2 gives chrF++."""
 
     @property
