@@ -71,6 +71,17 @@ def count_pairs(files: Files) -> int:
     return sum(1 for _ in open_pairs(files.source, files.target))
 
 
+def check_test(corpus: Corpus) -> None:
+    """Read the test text, which is needed at the very end: a mistake in it is known before anything is begun."""
+    if corpus.test is not None and not count_pairs(corpus.test):
+        raise UserError(f"{corpus.test.source}: holds no line to test on")
+
+
+def begin_anew(directory: Path) -> None:
+    """Let the next `prepare` do everything again."""
+    (directory / "data" / CHECKSUMS).unlink(missing_ok=True)
+
+
 def prepare(directory: Path, settings: RunSettings, corpus: Corpus, say: Say) -> Prepared:
     """Learn the tokenizers and binarise, unless the directory has it all from an earlier sitting."""
     data = directory / "data"

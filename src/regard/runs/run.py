@@ -10,7 +10,10 @@ model/          the model directory that everything after training uses
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +30,7 @@ from regard.model.transformer import EncoderDecoder
 from regard.pipelines import Translator, choose_device
 from regard.runs.decoding import Decoding
 from regard.runs.export import export
-from regard.runs.prepare import Prepared, Say, find_corpus, prepare
+from regard.runs.prepare import Corpus, Prepared, Say, begin_anew, check_test, find_corpus, prepare
 from regard.runs.settings import RunSettings, resolve
 from regard.settings import merge, read_yaml
 from regard.text.lines import atomic_write
@@ -38,6 +41,11 @@ from regard.training.loss import translation_loss
 from regard.training.terminal import TerminalView, duration
 from regard.training.trainer import Listener, Trainer
 from regard.training.validation import EarlyStopping, Validation
+
+if sys.platform != "win32":
+    import fcntl
+
+log = logging.getLogger("regard")
 
 SETTINGS = "settings.yaml"
 CHANGEABLE = ("training", "validation", "checkpoints", "search", "metrics")
@@ -53,7 +61,14 @@ def train(directory: Path, settings: RunSettings, view: TerminalView, say: Say) 
         torch.set_num_threads(settings.training.threads)
     choose_device(settings.training.device)  # a device that is not there is known before any work
     corpus = find_corpus(settings.data)
-    _claim(directory, settings)
+    check_test(corpus)
+    with _claimed(directory, settings):
+        return _carry_out(directory, settings, corpus, view, say)
+
+
+def _carry_out(
+    directory: Path, settings: RunSettings, corpus: Corpus, view: TerminalView, say: Say
+) -> dict[str, float] | None:
     prepared = prepare(directory, settings, corpus, say)
     model = build_model(settings, prepared)
     decoding = Decoding(settings, prepared, say)
@@ -62,7 +77,10 @@ def train(directory: Path, settings: RunSettings, view: TerminalView, say: Say) 
     found = load_latest(directory / "checkpoints")
     if found:
         path, checkpoint = found
-        trainer.resume(checkpoint, str(path))
+        try:
+            trainer.resume(checkpoint, str(path))
+        except (KeyError, TypeError, ValueError) as error:  # whole, by its checksums, and still not such a state
+            raise UserError(f"{path}: does not hold the state of this run ({error!r}); move it away") from None
         say(f"going on from step {trainer.progress.step:,} ({path})")
     if trainer.progress.step < settings.training.steps:
         with _interruptible(trainer):
@@ -128,29 +146,57 @@ def load_settings(directory: Path, overrides: Mapping[str, Any]) -> RunSettings:
     return resolve(merge(read_yaml(path), overrides), str(path))
 
 
-def _claim(directory: Path, settings: RunSettings) -> None:
-    """Make the directory this run's own, or find that it is: another run's is left alone."""
-    path = directory / SETTINGS
-    if path.exists():
-        before = resolve(read_yaml(path), str(path))
-        changed = [
-            section
-            for section in RunSettings.model_fields
-            if section not in (*CHANGEABLE, "preset") and getattr(before, section) != getattr(settings, section)
-        ]
-        if changed:
-            raise UserError(
-                f"{directory}: holds a run with other settings of {', '.join(changed)}; choose another --out, "
-                f"or go on with that run: regard train --resume {directory}"
-            )
-    elif directory.exists() and any(directory.iterdir()):
-        raise UserError(f"{directory}: is not empty and holds no run; choose another --out")
+@contextmanager
+def _claimed(directory: Path, settings: RunSettings) -> Iterator[None]:
+    """Make the directory this run's own, or find that it is: another run's is left alone.
+
+    What has neither checkpoints nor a model has not really begun, and may begin anew with other settings.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{directory}: cannot be made: {error.strerror}; choose another --out") from None
-    with atomic_write(path) as file:
-        file.write(settings.to_yaml().encode())
+    with _alone(directory):
+        path = directory / SETTINGS
+        if path.exists():
+            changed = _changed(resolve(read_yaml(path), str(path)), settings)
+            if changed and any((directory / name).exists() for name in ("checkpoints", "model")):
+                raise UserError(
+                    f"{directory}: holds a run with other settings of {', '.join(changed)}; choose another --out, "
+                    f"or go on with that run: regard train --resume {directory}"
+                )
+            if changed:
+                begin_anew(directory)
+        elif any(directory.iterdir()):
+            raise UserError(f"{directory}: is not empty and holds no run; choose another --out")
+        with atomic_write(path) as file:
+            file.write(settings.to_yaml().encode())
+        yield
+
+
+def _changed(before: RunSettings, after: RunSettings) -> list[str]:
+    """The sections that differ, of those that a run keeps for ever."""
+    kept = (name for name in RunSettings.model_fields if name not in (*CHANGEABLE, "preset"))
+    return [name for name in kept if getattr(before, name) != getattr(after, name)]
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Refuse a second process: two would remove each other's checkpoints. The lock ends with its process."""
+    if sys.platform == "win32":
+        yield
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{directory}: another process is training here; wait, or choose another --out") from None
+        except OSError as error:  # some network file systems know no locks
+            log.warning("%s: cannot be locked (%s): start no second run there", directory, error.strerror)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _describe(model: EncoderDecoder, trainer: Trainer, prepared: Prepared) -> str:
