@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +99,21 @@ def test_a_checkpoint_of_something_else_is_named(tmp_path: Path, values: dict[st
     save_checkpoint(path.parent, 2, strange)
     with pytest.raises(UserError, match="step-2: does not hold the state of this run"):
         train(directory, settings(values))
+
+
+@pytest.mark.parametrize("metrics", [{"chrf_word_order": 2}, {"metrics": ["ter", "chrf", "chrf"]}])
+def test_validation_finds_its_metric_whatever_the_score_calls_itself(
+    tmp_path: Path, values: dict[str, Any], metrics: dict[str, Any]
+) -> None:
+    train(tmp_path / "run", settings(values | {"metrics": metrics}, validation={"metric": "chrf"}))
+    scores = json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))["validation"]
+    assert {*scores} == {"loss", "perplexity", *metrics.get("metrics", ("bleu", "chrf"))}
+
+
+def test_a_score_that_cannot_be_computed_is_known_before_training(
+    tmp_path: Path, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "MeCab", None)
+    with pytest.raises(UserError, match="tokenize ja-mecab needs a further package"):
+        train(tmp_path / "run", settings(values | {"metrics": {"tokenize": "ja-mecab"}}))
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -65,6 +65,8 @@ def test_larger_corpora_get_larger_models() -> None:
         (FILES | {"model": {"max_length": 100}}, "data.max_length = 256 needs a model.max_length above it"),
         (FILES | {"tokenizer": {"joint": False}}, "model.tie: decoder or none"),
         (FILES | {"validation": {"sentences": 0}}, "needs validation.sentences above 0"),
+        (FILES | {"metrics": {"metrics": ["chrf"]}}, "validation.metric: bleu needs that name in metrics.metrics"),
+        (FILES | {"metrics": {"metrics": []}}, "metrics.metrics: .* at least 1 item"),
         (FILES | {"training": {"lable_smoothing": 0.1}}, "did you mean training.label_smoothing"),
         (FILES | {"training": {"schedule": {"kind": "linear"}}}, "needs a peak_rate"),
         (FILES | {"training": {"schedule": {"kind": "paper", "peak_rate": 1}}}, "has no peak_rate"),

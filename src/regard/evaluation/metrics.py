@@ -25,7 +25,7 @@ NO_SPACES = {"ja", "km", "lo", "my", "th"}
 class MetricSettings(Settings):
     """Which scores, and how they are computed; all of it stands in their signatures."""
 
-    metrics: tuple[Name, ...] = ("bleu", "chrf")
+    metrics: tuple[Name, ...] = Field(("bleu", "chrf"), min_length=1)
     """Which of BLEU, chrF and TER."""
     language: str | None = None
     """The target language, such as de or zh-Hans: decides how BLEU cuts text into words."""

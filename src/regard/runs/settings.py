@@ -88,6 +88,8 @@ class RunSettings(Settings):
             raise ValueError("separate vocabularies (tokenizer.joint: false) need model.tie: decoder or none")
         if self.validation.metric != "loss" and self.validation.sentences == 0:
             raise ValueError(f"validation.metric: {self.validation.metric} needs validation.sentences above 0")
+        if self.validation.metric not in ("loss", *self.metrics.metrics):
+            raise ValueError(f"validation.metric: {self.validation.metric} needs that name in metrics.metrics")
         return self
 
 
