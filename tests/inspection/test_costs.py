@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from regard.inspection.costs import blueprint, parameters_by_part
+from regard.inspection.costs import parameters_by_part
 from regard.model.presets import preset
 from regard.model.settings import ModelSettings
+from regard.model.store import blueprint
 
 
 def test_the_base_model_by_part() -> None:

@@ -272,3 +272,23 @@ def test_directories_of_the_first_format_stay_readable_for_ever(name: str) -> No
     with torch.no_grad():
         found = model.logits(model(source, source != 0, torch.tensor(golden["target"])))
     torch.testing.assert_close(found, torch.tensor(golden["logits"]), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"d_model": 2**16}, "the weights do not fit the settings"),
+        ({"d_ff": 2**20, "encoder_layers": 900}, "the weights do not fit the settings"),
+        ({"encoder_layers": 10**9}, "model.encoder_layers: input should be less than or equal to 1000"),
+        ({"max_length": 10**12}, "model.max_length: input should be less than"),
+    ],
+)
+def test_a_configuration_of_absurd_size_is_refused_before_memory_is_asked_for(
+    tmp_path: Path, change: dict[str, int], message: str
+) -> None:
+    store.write(tmp_path, build())
+    config = json.loads((tmp_path / store.CONFIG).read_text(encoding="utf-8"))
+    config["model"] |= change
+    (tmp_path / store.CONFIG).write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        store.read(tmp_path)

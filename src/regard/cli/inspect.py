@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+from regard.errors import UserError
 
 
 def inspect(model: str, *, vocabulary: int = 37_000) -> None:
@@ -24,15 +27,17 @@ def inspect(model: str, *, vocabulary: int = 37_000) -> None:
     vocabulary
         Shared vocabulary with which a preset is counted. The paper's English-German one has about 37,000.
     """
+    if not 1 <= vocabulary <= 2**24:
+        raise UserError(f"--vocabulary {vocabulary}: should be from 1 to {2**24}")
     from rich.console import Console
     from rich.table import Table
 
-    from regard.inspection.costs import blueprint, parameters_by_part
+    from regard.inspection.costs import parameters_by_part
     from regard.model import store
     from regard.model.presets import PRESETS, preset
 
     printed = None
-    if model not in PRESETS and (Path(model).exists() or len(Path(model).parts) > 1):
+    if model not in PRESETS and (Path(model).exists() or os.sep in model):
         config = store.read_config(store.find(Path(model)))
         settings, sizes = config.model, (config.vocabulary.source, config.vocabulary.target)
         title = model
@@ -41,7 +46,7 @@ def inspect(model: str, *, vocabulary: int = 37_000) -> None:
         settings, sizes = chosen.model, (vocabulary, vocabulary)
         printed = chosen.printed_millions
         title = f"{model}: {chosen.about}"
-    parts = parameters_by_part(blueprint(settings, *sizes))
+    parts = parameters_by_part(store.blueprint(settings, *sizes))
     total = sum(part.parameters for part in parts)
 
     console = Console()

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from regard.model.settings import ModelSettings
 from regard.model.store import parameters
 from regard.model.transformer import EncoderDecoder
 
@@ -34,12 +31,6 @@ def parameters_by_part(model: EncoderDecoder) -> list[Part]:
         part = _part(name)
         counts[part] = counts.get(part, 0) + tensor.numel()
     return [Part(name, count) for name, count in counts.items()]
-
-
-def blueprint(settings: ModelSettings, source_vocabulary: int, target_vocabulary: int) -> EncoderDecoder:
-    """A model without memory for its weights, to be counted."""
-    with torch.device("meta"):
-        return EncoderDecoder(settings, source_vocabulary, target_vocabulary)
 
 
 def _part(name: str) -> str:

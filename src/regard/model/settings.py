@@ -12,23 +12,23 @@ from regard.settings import Settings
 class ModelSettings(Settings):
     """The Transformer's dimensions and choices, by the paper's names. Defaults: the paper's base model (Table 3)."""
 
-    d_model: int = Field(512, gt=0)
+    d_model: int = Field(512, gt=0, le=2**16)
     """Width of every layer's input and output (section 3.1)."""
-    d_ff: int = Field(2048, gt=0)
+    d_ff: int = Field(2048, gt=0, le=2**20)
     """Width inside the feed-forward layer (section 3.3)."""
-    heads: int = Field(8, gt=0)
+    heads: int = Field(8, gt=0, le=2**16)
     """Attention heads h (section 3.2.2)."""
-    d_key: int | None = Field(None, gt=0)
+    d_key: int | None = Field(None, gt=0, le=2**16)
     """Width of a head's queries and keys, d_k; unset: d_model / heads."""
-    d_value: int | None = Field(None, gt=0)
+    d_value: int | None = Field(None, gt=0, le=2**16)
     """Width of a head's values, d_v; unset: d_model / heads."""
-    encoder_layers: int = Field(6, gt=0)
+    encoder_layers: int = Field(6, gt=0, le=1000)
     """Layers N of the encoder (section 3.1)."""
-    decoder_layers: int = Field(6, gt=0)
+    decoder_layers: int = Field(6, gt=0, le=1000)
     """Layers N of the decoder."""
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
     """How positions enter (section 3.5): a row of the table in `positions.py`."""
-    max_length: int = Field(1024, gt=0)
+    max_length: int = Field(1024, gt=0, le=2**20)
     """The most positions a sequence may have; learned positions have a vector for each."""
     norm_placement: Literal["post", "pre"] = "post"
     """Layer normalisation after each residual sum (the paper) or before each sub-layer (trains at higher rates)."""

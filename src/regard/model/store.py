@@ -30,8 +30,8 @@ VERSION = 1
 class Vocabulary(Settings):
     """How many token ids each side has."""
 
-    source: int = Field(gt=0)
-    target: int = Field(gt=0)
+    source: int = Field(gt=0, le=2**24)
+    target: int = Field(gt=0, le=2**24)
 
 
 class Languages(Settings):
@@ -77,6 +77,13 @@ def assign(model: nn.Module, tensors: dict[str, Tensor], origin: str) -> None:
 
     Raises `UserError` listing every name or shape that does not fit; the model is then unchanged.
     """
+    _refuse_misfits(model, tensors, origin)
+    with torch.no_grad():
+        for name, tensor in parameters(model).items():
+            tensor.copy_(tensors[name])
+
+
+def _refuse_misfits(model: nn.Module, tensors: dict[str, Tensor], origin: str) -> None:
     own = parameters(model)
     missing = sorted(own.keys() - tensors.keys())
     extra = sorted(tensors.keys() - own.keys())
@@ -88,9 +95,6 @@ def assign(model: nn.Module, tensors: dict[str, Tensor], origin: str) -> None:
     problems = [f"missing: {', '.join(missing)}"] * bool(missing) + [f"not expected: {', '.join(extra)}"] * bool(extra)
     if problems + shapes:
         raise UserError(f"{origin}: the weights do not fit the settings; {'; '.join(problems + sorted(shapes))}")
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(tensors[name])
 
 
 def write(directory: Path, model: nn.Module, languages: Languages | None = None) -> None:
@@ -122,9 +126,19 @@ def find(directory: Path) -> Path:
 def read(directory: Path, device: torch.device | str = "cpu") -> EncoderDecoder:
     """Read the model in `directory`, in evaluation mode; `UserError` names the file and what is wrong with it."""
     config = read_config(directory)
-    model = EncoderDecoder(config.model, config.vocabulary.source, config.vocabulary.target)
-    assign(model, read_tensors(directory / WEIGHTS), str(directory / WEIGHTS))
+    tensors = read_tensors(directory / WEIGHTS)
+    sizes = config.vocabulary.source, config.vocabulary.target
+    # Without memory at first: dimensions that the weights do not have may be too large for any machine.
+    _refuse_misfits(blueprint(config.model, *sizes), tensors, str(directory / WEIGHTS))
+    model = EncoderDecoder(config.model, *sizes)
+    assign(model, tensors, str(directory / WEIGHTS))
     return model.to(device).eval()
+
+
+def blueprint(settings: ModelSettings, source_vocabulary: int, target_vocabulary: int) -> EncoderDecoder:
+    """A model without memory for its weights, to be counted and compared."""
+    with torch.device("meta"):
+        return EncoderDecoder(settings, source_vocabulary, target_vocabulary)
 
 
 def read_config(directory: Path) -> ModelConfig:
