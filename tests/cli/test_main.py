@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from regard.cli import VERBS, main
 
@@ -108,3 +110,44 @@ def test_inspect_compares_with_the_paper(capsys: pytest.CaptureFixture[str]) -> 
     _, out, _ = status(capsys, "inspect", "paper-big")
     assert "214,245,376" in out
     assert "The paper prints 213 million; here 214.2 million." in out
+
+
+SHELL = f"exec {sys.executable} -m regard"
+
+
+def shell(words: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["sh", "-c", f"{SHELL} {words}"], capture_output=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("verb", ["inspect tiny", "--help", "--version"])
+def test_output_that_cannot_be_written_is_one_sentence(verb: str) -> None:
+    result = shell(f"{verb} > /dev/full")
+    assert result.returncode == 1
+    assert result.stderr.decode() == "regard: standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize("verb", ["inspect tiny", "--help"])
+def test_a_reader_that_is_gone_is_no_failure(verb: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "regard", *verb.split()]
+    result = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False, timeout=60)
+    os.close(writing)
+    assert (result.returncode, result.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams(closed: str) -> None:
+    result = shell(f"inspect tiny {closed}")
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert (b"parameters" in result.stdout) == (">&-" not in closed.replace("2>&-", ""))
+
+
+def test_too_little_memory_is_one_sentence(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        torch.empty(2**60, dtype=torch.int8)
+
+    monkeypatch.setattr("regard.model.store.blueprint", fail)
+    code, _, err = status(capsys, "inspect", "tiny")
+    assert code == 1
+    assert err == "regard: out of memory; a smaller model or smaller batches need less\n"

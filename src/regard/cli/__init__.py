@@ -57,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Must be set before torch is imported: idle threads of GNU OpenMP otherwise burn the time that other programs on
     # the machine could use to let the busy ones finish (docs/decisions/003).
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+    _open_what_is_closed()
     handler = logging.StreamHandler()
     handler.setFormatter(_Notice())
     log = logging.getLogger("regard")
@@ -67,28 +68,61 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(_status(sys.argv[1:] if arguments is None else arguments))
 
 
+def _open_what_is_closed() -> None:
+    """Without standard input, output or messages (`<&-`), Python has None in their places, and nobody expects that."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
+
+
 def _status(arguments: Sequence[str]) -> int:
     try:
         application(next(iter(arguments), None))(
             arguments, exit_on_error=False, print_error=False, result_action="return_value"
         )
-    except CycloptsError as error:
-        print(f"regard: {_sentence(error)}", file=sys.stderr)
-        return 2
-    except UserError as error:
-        print(f"regard: {error}", file=sys.stderr)
-        return 2
-    except JobError as error:
-        print(f"regard: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("regard: interrupted", file=sys.stderr)
-        return 130
+        sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has had enough; Python must not complain when it closes the stream.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        _forget_output()  # whoever read it has had enough
+    except SystemExit as stop:
+        if not isinstance(stop.__context__, BrokenPipeError):  # which is what rich makes of it
+            raise
+    except (Exception, KeyboardInterrupt) as error:
+        status, message = _verdict(error)
+        print(f"regard: {message}", file=sys.stderr)
+        return status
     return 0
+
+
+def _verdict(error: BaseException) -> tuple[int, str]:
+    """The exit status and the sentence for what ended a command; what is our own mistake is raised again."""
+    if isinstance(error, CycloptsError):
+        return 2, _sentence(error)
+    if isinstance(error, UserError):
+        return 2, str(error)
+    if isinstance(error, JobError):
+        return 1, str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return 130, "interrupted"
+    if isinstance(error, OSError):
+        _forget_output()
+        return 1, f"{error.filename or 'standard output'}: {error.strerror or error}"
+    if _lacks_memory(error):
+        return 1, "out of memory; a smaller model or smaller batches need less"
+    raise error
+
+
+def _forget_output() -> None:
+    """What of the output cannot be written is let go, for Python would complain when it closes the stream."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """Whether it is Python's MemoryError or one of torch's, whose class for a CPU says nothing."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "allocate memory" in str(error)
 
 
 def _sentence(error: CycloptsError) -> str:
