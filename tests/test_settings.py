@@ -145,6 +145,18 @@ def test_all_mistakes_are_told_at_once() -> None:
     assert "did you mean name?" in str(caught.value)
 
 
+def test_a_value_is_shown_in_bounds() -> None:
+    """Ten anchors, each ten times the one before: ten thousand million letters when written out."""
+    rows = [
+        "a0: &a0 [x, x, x, x, x, x, x, x, x, x]",
+        *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)),
+    ]
+    values = parse_yaml("\n".join(rows), "recipe")
+    with pytest.raises(UserError, match="name: input should be a valid string") as error:
+        Outer.parse({"name": values["a9"]}, "recipe")
+    assert len(str(error.value)) < 500
+
+
 def test_overrides() -> None:
     words = ["--model.d-model", "256", "--model.rate=5e-4", "--language", "no", "--name=a=b", "--numbers", "{x: -1}"]
     assert parse_overrides([*words, "--numbers.y", "-2"]) == {

@@ -9,6 +9,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from reprlib import Repr
 from typing import Any, Self
 
 import yaml
@@ -58,8 +59,18 @@ def _sentence(root: type[Settings], detail: Any, origin: str) -> str:
 def complaint(detail: Any) -> str:
     """What pydantic finds wrong with a value, in lower case and with the value."""
     message = detail["msg"].removeprefix("Value error, ")
-    given = "" if detail["type"] == "missing" or isinstance(detail["input"], dict) else f" (got {detail['input']!r})"
+    given = (
+        "" if detail["type"] == "missing" or isinstance(detail["input"], dict) else f" (got {_short(detail['input'])})"
+    )
     return f"{message[0].lower()}{message[1:]}{given}"
+
+
+def _short(value: Any) -> str:
+    """A value as Python writes it, of bounded length: lists of lists by YAML's anchors may be without end."""
+    writer = Repr()
+    writer.maxstring = writer.maxother = writer.maxlong = 80
+    writer.maxlevel = 2
+    return writer.repr(value)
 
 
 def _keys(root: type[BaseModel], prefix: str = "") -> list[str]:

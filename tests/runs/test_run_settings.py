@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,10 @@ def test_larger_corpora_get_larger_models() -> None:
         (FILES | {"training": {"schedule": {"kind": "linear"}}}, "needs a peak_rate"),
         (FILES | {"training": {"schedule": {"kind": "paper", "peak_rate": 1}}}, "has no peak_rate"),
         (FILES | {"training": {"steps": 0}}, "greater than 0"),
+        (FILES | {"training": {"schedule": {"kind": "linear", "peak_rate": math.inf}}}, "peak_rate: .* finite number"),
+        (FILES | {"training": {"schedule": {"warmup_steps": 10**400}}}, "warmup_steps: .* less than"),
+        (FILES | {"tokenizer": {"size": 0}}, "tokenizer.size: .* greater than 0"),
+        (FILES | {"tokenizer": {"size": 10**30}}, "tokenizer.size: .* less than"),
     ],
 )
 def test_mistakes_are_explained(values: dict[str, Any], message: str) -> None:

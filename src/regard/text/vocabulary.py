@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
 
+from pydantic import Field
 from tokenizers import Tokenizer as Backend
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer, Trainer, UnigramTrainer, WordPieceTrainer
@@ -73,7 +74,7 @@ class TokenizerSettings(Settings):
 
     kind: Literal["bpe", "wordpiece", "unigram"] = "bpe"
     """The model of subwords: byte pair encoding, WordPiece or a unigram model."""
-    size: int | None = None
+    size: int | None = Field(None, gt=0, lt=2**31)
     """The number of pieces, 4 control tokens and 256 bytes included; absent: chosen from the size of the corpus."""
     lowercase: bool = False
     """Turn text to lower case, character by character, before anything else sees it. Decoding can't undo that."""

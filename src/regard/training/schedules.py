@@ -16,9 +16,9 @@ class ScheduleSettings(Settings):
 
     kind: Literal["paper", "inverse-sqrt", "cosine", "linear", "constant"] = "paper"
     """A row of the table in `schedules.py`."""
-    peak_rate: float | None = Field(None, gt=0)
+    peak_rate: float | None = Field(None, gt=0, allow_inf_nan=False)
     """The highest rate, reached at the end of the warm-up. The paper's schedule computes its own from d_model."""
-    warmup_steps: int = Field(4000, gt=0)
+    warmup_steps: int = Field(4000, gt=0, lt=2**31)
     """Steps over which the rate rises linearly from zero."""
 
     @model_validator(mode="after")
