@@ -97,7 +97,7 @@ def test_a_resumed_run_takes_back_what_was_written_beyond_its_step(
         make_trainer([*listeners(), Kill()], steps=9).train()
     assert [record["step"] for record in records(tmp_path)] == [1, 2, 3, 4, 5, 6, 7]
     with (tmp_path / "metrics.jsonl").open("ab") as file:
-        file.write(b'{"kind": "train\0\xff')
+        file.write(b'[]\n{"other": 1}\n{"kind": "train\0\xff')
     trainer = make_trainer([*listeners(), Listening()], steps=9)
     found = load_latest(folder)
     assert found

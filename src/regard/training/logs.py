@@ -83,9 +83,9 @@ class MetricsLog(Listening):
 
 
 def _step(line: str) -> float:
-    """The step of a line; a line that a kill cut short belongs to no step."""
+    """The step of a line; what is no record, such as a line that a kill cut short, belongs to no step."""
     try:
         record: Any = json.loads(line)
-    except ValueError:
+        return float(record["step"])
+    except (ValueError, TypeError, KeyError):
         return math.inf
-    return float(record["step"])
