@@ -68,23 +68,25 @@ def evaluate(
     from regard.evaluation.metrics import compare, corpus_scores
     from regard.text.lines import read_lines
 
+    of_model = {"--source": source, "--output": output, "--beam": beam, "--alpha": alpha, "--device": device}
+    if hypotheses is not None and (model is not None or any(value is not None for value in of_model.values())):
+        raise UserError(
+            f"--hypotheses scores what is translated already: leave out the model and {', '.join(of_model)}"
+        )
+    text = source if hypotheses is None else hypotheses
+    if text is None or (model is None and hypotheses is None):
+        raise UserError("evaluate what? give a model and --source, or --hypotheses (regard evaluate --help)")
+    translations = list(read_lines(text))
     references = [list(read_lines(path)) for path in reference]
     others = None if against is None else list(read_lines(against))
-    if hypotheses is not None:
-        if model is not None or source is not None or output is not None:
-            raise UserError(
-                "--hypotheses scores what is translated already: leave out the model, --source and --output"
-            )
-        translations = list(read_lines(hypotheses))
-    elif model is None or source is None:
-        raise UserError("evaluate what? give a model and --source, or --hypotheses (regard evaluate --help)")
-    else:
+    _check_counts(text, translations, reference, references)
+    if against is not None and others is not None:
+        _check_counts(text, translations, [against], [others])
+    if model is not None:
         options: dict[str, Any] = {
             name: value for name, value in (("beam", beam), ("alpha", alpha)) if value is not None
         }
-        lines = list(read_lines(source))
-        _check_counts(source, lines, reference, references)
-        translations, language = _translate(model, lines, output, device, options)
+        translations, language = _translate(model, translations, output, device, options)
         if settings.language is None:
             settings = settings.model_copy(update={"language": language})
     if others is None:
