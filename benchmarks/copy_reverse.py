@@ -52,7 +52,7 @@ def solve(folder: Path, task: str, threads: int) -> tuple[int, int, float]:
             },
             "batches": {"tokens": 2048},
             "training": {
-                "steps": 1200, "threads": threads, "clip_norm": 1.0,
+                "steps": 1200, "threads": threads, "clip_norm": 1.0, "label_smoothing": 0.0,
                 "schedule": {"kind": "linear", "peak_rate": 0.003, "warmup_steps": 100},
             },
             "validation": {"every": 300, "samples": 1},

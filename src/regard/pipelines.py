@@ -117,15 +117,16 @@ def load(path: str | Path, device: str | torch.device | None = None, workers: in
         UserError: the directory does not exist, or something in it is missing or damaged.
     """
     directory = store.find(Path(path))
+    config = store.read_config(directory)
     model = store.read(directory, choose_device(device))
     tokenizers = TokenizerPair.load(directory)
     sizes = tokenizers.source.size, tokenizers.target.size
-    if sizes != (model.source_embedding.weight.shape[0], model.output.shape[0]):
-        raise UserError(f"{directory}: the tokenizer has another vocabulary than the model; copy the directory again")
+    fits = sizes == (config.vocabulary.source, config.vocabulary.target)
+    if not fits or config.tokenizers not in (None, tokenizers.fingerprint):
+        raise UserError(f"{directory}: the tokenizer is not the model's own; copy the directory again")
     generation = directory / GENERATION
     values = store.read_json(generation) if generation.exists() else {}
-    languages = store.read_config(directory).languages
-    return Translator(model, tokenizers, SearchSettings.parse(values, str(generation)), workers, languages)
+    return Translator(model, tokenizers, SearchSettings.parse(values, str(generation)), workers, config.languages)
 
 
 def write_directory(directory: Path, translator: Translator, card: str) -> None:
@@ -141,7 +142,7 @@ def write_directory(directory: Path, translator: Translator, card: str) -> None:
     for name, text in ((GENERATION, translator.settings.model_dump_json(indent=2) + "\n"), (CARD, card)):
         with atomic_write(partial / name) as file:
             file.write(text.encode("utf-8"))
-    store.write(partial, translator.model, translator.languages)
+    store.write(partial, translator.model, translator.languages, translator.tokenizers.fingerprint)
     if directory.exists():
         directory.rename(before)
     partial.rename(directory)

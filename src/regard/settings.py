@@ -184,7 +184,9 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
     words = iter(arguments)
     for word in words:
         if not word.startswith("--"):
-            raise UserError(f"{word!r} is not expected here; settings are given as --section.key value")
+            raise UserError(
+                f"{word!r} is not expected here; a recipe comes first, and settings are given as --section.key value"
+            )
         name, equals, text = word[2:].partition("=")
         if not equals:
             following = next(words, None)

@@ -254,5 +254,5 @@ def test_another_tokenizer_is_refused(model: Path, tmp_path: Path):
     for path in model.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     Tokenizer.learn(["only a few words"], TokenizerSettings(size=270)).save(tmp_path / "tokenizer.json")
-    with pytest.raises(UserError, match="another vocabulary"):
+    with pytest.raises(UserError, match="not the model"):
         regard.load(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,12 @@ def test_text_that_changed_since_is_not_taken_for_the_same(tmp_path: Path) -> No
         prepared(tmp_path, settings)
     (tmp_path / "a").unlink()
     assert prepared(tmp_path, settings)[1] == []
+
+
+def test_text_prepared_anew_does_not_go_with_old_checkpoints(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, pairs(60))
+    prepared(tmp_path, settings)
+    (tmp_path / "run" / "checkpoints" / "step-5").mkdir(parents=True)
+    shutil.rmtree(tmp_path / "run" / "data")
+    with pytest.raises(UserError, match="the checkpoints beside it were learned from what it held"):
+        prepared(tmp_path, settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # the machine could use to let the busy ones finish (docs/decisions/003).
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     _open_what_is_closed()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end: as by Ctrl-C, with things put in order
     handler = logging.StreamHandler()
     handler.setFormatter(_Notice())
     log = logging.getLogger("regard")

@@ -29,7 +29,7 @@ def train(
     test_target: Path | None = None,
     out: Path | None = None,
     resume: Path | None = None,
-    show: bool = False,
+    show: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Train a model, from two text files or by a recipe; interrupted training goes on where it was.
 
@@ -123,7 +123,7 @@ def _settings(values: dict[str, Any], recipe: Path | None) -> RunSettings:
     from regard.runs.prepare import count_pairs, find_corpus
     from regard.runs.settings import DataSettings, choices, describe, resolve
 
-    origin = str(recipe) if recipe else "command line"
+    origin = f"{recipe} with the options" if recipe else "command line"
     if recipe:
         return resolve(values, origin)
     if "preset" in values:

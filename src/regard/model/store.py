@@ -48,6 +48,8 @@ class ModelConfig(Settings):
     version: int = VERSION
     family: Literal["encoder-decoder"] = "encoder-decoder"
     languages: Languages = Languages()
+    tokenizers: str | None = None
+    """Fingerprint of the tokenizers that the model was trained with."""
     vocabulary: Vocabulary
     model: ModelSettings
 
@@ -92,18 +94,25 @@ def _refuse_misfits(model: nn.Module, tensors: dict[str, Tensor], origin: str) -
         for name in own.keys() & tensors.keys()
         if own[name].shape != tensors[name].shape
     ]
+    shapes += [
+        f"{name} holds no numbers with a fraction" for name, tensor in tensors.items() if not tensor.is_floating_point()
+    ]
     problems = [f"missing: {', '.join(missing)}"] * bool(missing) + [f"not expected: {', '.join(extra)}"] * bool(extra)
     if problems + shapes:
         raise UserError(f"{origin}: the weights do not fit the settings; {'; '.join(problems + sorted(shapes))}")
 
 
-def write(directory: Path, model: nn.Module, languages: Languages | None = None) -> None:
-    """Write `model` into `directory`; `config.json` comes last, so that a directory with one is complete."""
+def write(directory: Path, model: nn.Module, languages: Languages | None = None, tokenizers: str | None = None) -> None:
+    """Write `model` into `directory`; `config.json` comes last, so that a directory with one is complete.
+
+    `tokenizers` is the fingerprint of those it was trained with, so that no others are taken for them.
+    """
     model = unwrap(model)
     if not isinstance(model, EncoderDecoder):
         raise TypeError(f"not a model of this package: {type(model).__name__}")
     config = ModelConfig(
         languages=languages or Languages(),
+        tokenizers=tokenizers,
         vocabulary=Vocabulary(source=model.source_embedding.weight.shape[0], target=model.output.shape[0]),
         model=model.settings,
     )

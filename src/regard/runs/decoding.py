@@ -31,10 +31,15 @@ class Decoding:
 
     def validate(self, model: nn.Module) -> dict[str, float]:
         """The scores of validation text, translated by greedy search, by metric; some translations are shown."""
+        return self.measure(model, show=True)
+
+    def measure(self, model: nn.Module, show: bool = False) -> dict[str, float]:
+        """The same, by default with nothing shown."""
         if not self.sources:
             return {}
         outputs, scores = self.score(model, self.sources, self.references, self.greedy)
-        self.show(self.sources, outputs, self.references)
+        if show:
+            self.show(self.sources, outputs, self.references)
         return {name: score.value for name, score in zip(dict.fromkeys(self.metrics.metrics), scores, strict=True)}
 
     def show(self, sources: list[str], outputs: list[str], references: list[str]) -> None:

@@ -47,9 +47,7 @@ def export(
 
     The candidates are the best checkpoint and the average of the last ones (section 6.1). Returns the scores by name.
     """
-    decoding.samples = 0  # seen often enough
-    chosen, validation = _choose(directory, settings, trainer)
-    decoding.samples = settings.validation.samples
+    chosen, validation = _choose(directory, settings, trainer, decoding)
     say(f"the model: {chosen}")
     model_directory = directory / "model"
     scores: list[Score] = []
@@ -64,10 +62,13 @@ def export(
     return result["test"] or validation
 
 
-def _choose(directory: Path, settings: RunSettings, trainer: Trainer) -> tuple[str, dict[str, float]]:
+def _choose(
+    directory: Path, settings: RunSettings, trainer: Trainer, decoding: Decoding
+) -> tuple[str, dict[str, float]]:
     """Load into the trainer's model the candidate that validates best; return its name and scores."""
     metric = settings.validation.metric
-    validation = next(each for each in trainer.listeners if isinstance(each, Validation))
+    shown = next(each for each in trainer.listeners if isinstance(each, Validation))
+    validation = Validation(shown.settings, shown.batches, decoding.measure)
     best_name, best_weights = "", None
     best_scores: dict[str, float] = {}
     for candidate in _candidates(directory, settings, trainer):

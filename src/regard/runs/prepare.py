@@ -18,6 +18,7 @@ from regard.model.store import read_json
 from regard.runs.settings import DataSettings, Files, RunSettings
 from regard.text.lines import read_lines, write_lines
 from regard.text.tokenizer import TokenizerPair
+from regard.training.checkpoint import checkpoints
 
 Say = Callable[[str], None]
 """Tells the user what is going on."""
@@ -89,6 +90,11 @@ def prepare(directory: Path, settings: RunSettings, corpus: Corpus, say: Say) ->
     dev_files = Files(source=data / "dev.source.txt", target=data / "dev.target.txt")
     # The checksums of the text are written last: where they are, all is.
     if not (data / CHECKSUMS).exists():
+        if checkpoints(directory / "checkpoints"):
+            raise UserError(
+                f"{data}: is gone or incomplete, and the checkpoints beside it were learned from what it held; "
+                "put it back, or choose another --out"
+            )
         data.mkdir(parents=True, exist_ok=True)
         sums = checksums(corpus)
         _write_dev(corpus, settings, dev_files, say)

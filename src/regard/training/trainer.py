@@ -24,7 +24,7 @@ from regard.training.schedules import ScheduleSettings, learning_rate
 class TrainingSettings(Settings):
     """How a model learns."""
 
-    steps: int = Field(100_000, gt=0)
+    steps: int = Field(100_000, gt=0, lt=2**31)
     """Updates of the weights."""
     label_smoothing: float = Field(0.1, ge=0, lt=1)
     """Share of each target distribution spread evenly over all classes (section 5.4)."""
@@ -36,11 +36,11 @@ class TrainingSettings(Settings):
     """Gradients of a larger norm are scaled down to it. The paper does not clip."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: matrix products in half precision (autocast), weights and optimizer in float32."""
-    seed: int = 1
+    seed: int = Field(1, ge=0, lt=2**63)
     """Decides initial weights, order of batches and dropout."""
     device: str | None = None
     """Where to compute: cpu, cuda, cuda:1, ...; unset: a GPU if there is one."""
-    threads: int | None = Field(None, gt=0)
+    threads: int | None = Field(None, gt=0, le=1024)
     """CPU threads; unset: torch's choice. With one thread a resumed run repeats the unbroken one bit for bit."""
 
 
@@ -166,7 +166,7 @@ class Trainer:
         if not (torch.isfinite(loss) and torch.isfinite(norm)):
             raise JobError(
                 f"step {step}: the loss is {float(loss) / tokens} and the gradient's norm {float(norm)}; the weights "
-                "were left as they were. The last checkpoint is good: go on from it with a lower "
+                "were left as they were. Go on from the last checkpoint, or begin anew, with a lower "
                 "training.schedule.peak_rate or more warmup_steps"
             )
         for group in self.optimizer.param_groups:
