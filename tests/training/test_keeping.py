@@ -47,7 +47,7 @@ def keep(
         ("bleu", [math.nan, 6, math.nan, 4, 0], [2, 4]),
         ("loss", [math.nan, 6, math.nan, 4, 9], [2, 4]),
         ("loss", [-math.inf, 6, 4, math.inf], [2, 3]),
-        ("bleu", [5, 5, 5, 5], [1, 2]),
+        ("bleu", [5, 5, 5, 5], [3, 4]),
         ("bleu", [1, 2, 3, 4, 0], [3, 4]),
         ("loss", [1, 2, 3, 4, 5], [1, 2]),
     ],
@@ -72,7 +72,7 @@ def test_the_last_ones_are_kept_and_none_of_the_best_when_none_is_asked_for(
 def test_best_is_sorted_by_quality(folder: Path) -> None:
     keeper = CheckpointKeeper(folder, CheckpointSettings(keep_best=9), "loss")
     keeper.scores = {1: 3.0, 2: 1.0, 3: 2.0, 4: 1.0}
-    assert keeper.best() == [2, 4, 3, 1]
+    assert keeper.best() == [4, 2, 3, 1]
 
 
 def test_checkpoints_are_written_at_intervals_validations_and_the_end(
@@ -234,3 +234,9 @@ def test_better(metric: Metric) -> None:
     for bad in (math.nan, math.inf, -math.inf):
         assert not better(metric, bad, None)
         assert not better(metric, bad, up)
+
+
+def test_of_equal_scores_the_later_checkpoint_counts(tmp_path: Path) -> None:
+    keeper = CheckpointKeeper(tmp_path, CheckpointSettings(keep_best=2), "bleu")
+    keeper.scores = {10: 99.0, 20: 100.0, 30: 100.0}
+    assert keeper.best() == [30, 20]

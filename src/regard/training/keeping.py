@@ -64,9 +64,9 @@ class CheckpointKeeper(Listening):
         prune(self.directory, [*written[-self.settings.keep_last :], *self.best()])
 
     def best(self) -> list[int]:
-        """The steps of the best validations, best first; of equal ones the earliest."""
+        """The steps of the best validations, best first; of equal ones the latest, which has learned more."""
         sign = 1 if self.metric == "loss" else -1
-        return sorted(self.scores, key=lambda step: (sign * self.scores[step], step))[: self.settings.keep_best]
+        return sorted(self.scores, key=lambda step: (sign * self.scores[step], -step))[: self.settings.keep_best]
 
     def state(self) -> dict[str, Any]:
         return {"metric": self.metric, "scores": {str(step): score for step, score in self.scores.items()}}
