@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
@@ -66,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     log.handlers, log.propagate = [handler], False
     log.setLevel(logging.INFO)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     sys.exit(_status(sys.argv[1:] if arguments is None else arguments))
 
 

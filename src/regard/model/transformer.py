@@ -92,7 +92,8 @@ class EncoderDecoder(nn.Module):
         for index, layer in enumerate(self.decoder):
             layer_cache = cache.layers[index] if cache is not None else None
             x_RTD = layer(x_RTD, mask, memory.states_BSD, memory.mask, layer_cache)
-        return self.decoder_norm(x_RTD)  # type: ignore[no-any-return]
+        hidden_RTD: Tensor = self.decoder_norm(x_RTD)
+        return hidden_RTD
 
     def logits(self, hidden_RTD: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows V"]:
         """The scores of every target token: the pre-softmax linear transformation (section 3.4)."""
