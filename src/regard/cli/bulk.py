@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
-from regard.pipelines import Translator, load
+from regard.pipelines import Pipeline, Translator
+
+P = TypeVar("P", bound=Pipeline)
 
 
 def load_for_bulk(model: Path, device: str | None) -> Translator:
-    """Read a model so that batches are worked on side by side, one to a core (`OMP_NUM_THREADS` bounds them)."""
-    translator = load(model, device)
-    if translator.model.output.device.type == "cpu":
-        translator.workers = torch.get_num_threads()
+    """Read a model that translates, so that batches are worked on side by side."""
+    return side_by_side(Translator.load(model, device))
+
+
+def side_by_side(pipeline: P) -> P:
+    """Let the pipeline work on several batches at once, one to a core (`OMP_NUM_THREADS` bounds them)."""
+    if pipeline.device.type == "cpu":
+        pipeline.workers = torch.get_num_threads()
         torch.set_num_threads(1)
-    return translator
+    return pipeline

@@ -1,44 +1,32 @@
-"""A model directory as a Python object.
-
-config.json        what the model is made of
-model.safetensors  its weights
-tokenizer.json     (or tokenizer.source.json and tokenizer.target.json)
-generation.json    how to search, unless told otherwise
-README.md          the model card
-"""
+"""An encoder-decoder as a Python object: `Translator`."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, Self
 
 from regard.errors import UserError
 from regard.evaluation.scoring import PairScore, score
 from regard.model import store
 from regard.model.transformer import EncoderDecoder
+from regard.pipelines.directory import ModelDirectory, Pipeline, listed
 from regard.search import engine
 from regard.search.engine import Translation
 from regard.search.settings import SearchSettings
-from regard.text.lines import atomic_write
 from regard.text.tokenizer import TokenizerPair
-
-GENERATION = "generation.json"
-CARD = "README.md"
 
 PATIENCE = 0.02
 """Seconds without further input after which a stream's lines are translated: too short for a person to notice."""
 
 
-class Translator:
+class Translator(Pipeline):
     """Translates texts. Threads may share one: a call changes nothing on it.
 
     Search options of each call are the fields of `SearchSettings` (beam, alpha, nbest, ...); those not given are the
     model directory's.
     """
+
+    kinds = ("encoder-decoder",)
 
     def __init__(
         self,
@@ -52,11 +40,17 @@ class Translator:
 
         With several `workers`, so many batches of a call are worked on at once, each by a thread.
         """
-        self.model = model.eval()
+        self.model: EncoderDecoder = model.eval()
         self.tokenizers = tokenizers
-        self.settings = settings or SearchSettings()
+        self.settings: SearchSettings = settings or SearchSettings()
         self.workers = workers
         self.languages = languages or store.Languages()
+
+    @classmethod
+    def of(cls, directory: ModelDirectory) -> Self:
+        settings = directory.settings(SearchSettings)
+        assert isinstance(directory.model, EncoderDecoder)
+        return cls(directory.model, directory.tokenizers, settings, languages=directory.config.languages)
 
     def translate(self, texts: str | Sequence[str], **options: Any) -> list[str]:
         """The best translation of each text, in order. A single string counts as a list of one.
@@ -68,7 +62,7 @@ class Translator:
 
     def hypotheses(self, texts: str | Sequence[str], **options: Any) -> list[Translation]:
         """As `translate`, with all that was found: `nbest` candidates with scores, token ids and whether they ended."""
-        return list(self.stream(_listed(texts), patience=None, name="text", **options))
+        return list(self.stream(listed(texts), patience=None, name="text", **options))
 
     def stream(
         self, texts: Iterable[str], *, patience: float | None = PATIENCE, name: str = "input", **options: Any
@@ -92,7 +86,7 @@ class Translator:
         Raises:
             UserError: there are not as many sources as targets.
         """
-        sources, targets = _listed(sources), _listed(targets)
+        sources, targets = listed(sources), listed(targets)
         if len(sources) != len(targets):
             raise UserError(f"{len(sources)} sources and {len(targets)} targets: each source needs one target")
         return list(self.score_stream(zip(sources, targets, strict=True)))
@@ -105,61 +99,3 @@ class Translator:
 
     def _settings(self, options: dict[str, Any]) -> SearchSettings:
         return SearchSettings.parse({**self.settings.model_dump(), **options}, "search options")
-
-
-def load(path: str | Path, device: str | torch.device | None = None, workers: int = 1) -> Translator:
-    """Read a model directory, or that of a training run. Without `device`, the model goes to a GPU if there is one.
-
-    `workers` batches are worked on at once (`Translator`). On a CPU, as many as there are cores beside
-    `torch.set_num_threads(1)` is the fastest choice for many texts.
-
-    Raises:
-        UserError: the directory does not exist, or something in it is missing or damaged.
-    """
-    directory = store.find(Path(path))
-    config = store.read_config(directory)
-    model = store.read(directory, choose_device(device))
-    tokenizers = TokenizerPair.load(directory)
-    sizes = tokenizers.source.size, tokenizers.target.size
-    fits = sizes == (config.vocabulary.source, config.vocabulary.target)
-    if not fits or config.tokenizers not in (None, tokenizers.fingerprint):
-        raise UserError(f"{directory}: the tokenizer is not the model's own; copy the directory again")
-    generation = directory / GENERATION
-    values = store.read_json(generation) if generation.exists() else {}
-    return Translator(model, tokenizers, SearchSettings.parse(values, str(generation)), workers, config.languages)
-
-
-def write_directory(directory: Path, translator: Translator, card: str) -> None:
-    """Write a model directory that `load` reads; `card` is the text of its README.md.
-
-    It appears as a whole, in place of one that was there before, so that weights and settings always belong together.
-    """
-    partial, before = (directory.with_name(f".{directory.name}.{what}") for what in ("partial", "before"))
-    for leftover in (partial, before):
-        shutil.rmtree(leftover, ignore_errors=True)
-    partial.mkdir(parents=True)
-    translator.tokenizers.save(partial)
-    for name, text in ((GENERATION, translator.settings.model_dump_json(indent=2) + "\n"), (CARD, card)):
-        with atomic_write(partial / name) as file:
-            file.write(text.encode("utf-8"))
-    store.write(partial, translator.model, translator.languages, translator.tokenizers.fingerprint)
-    if directory.exists():
-        directory.rename(before)
-    partial.rename(directory)
-    shutil.rmtree(before, ignore_errors=True)
-
-
-def choose_device(name: str | torch.device | None) -> torch.device:
-    """The device of this name, or without one a GPU if there is one; `UserError` where it is not available."""
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):
-        raise UserError(f"device {name}: is not available here; choose cpu, cuda or cuda:0, ...") from None
-    return device
-
-
-def _listed(texts: str | Sequence[str]) -> Sequence[str]:
-    return [texts] if isinstance(texts, str) else texts

@@ -1,0 +1,160 @@
+"""A model directory on disk, read and written as a whole.
+
+config.json        what the model is made of
+model.safetensors  its weights
+tokenizer.json     (or tokenizer.source.json and tokenizer.target.json)
+generation.json    how to search, unless told otherwise
+README.md          the model card
+"""
+
+from __future__ import annotations
+
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+import torch
+from torch import nn
+
+from regard.errors import UserError
+from regard.model import store
+from regard.settings import Settings
+from regard.text.lines import atomic_write
+from regard.text.tokenizer import TokenizerPair
+
+S = TypeVar("S", bound=Settings)
+
+GENERATION = "generation.json"
+CARD = "README.md"
+
+VERBS = {
+    "encoder-decoder": "regard translate",
+    "causal-decoder": "regard generate",
+    "masked-lm": "regard fill",
+    "text": "regard classify",
+    "tokens": "regard classify",
+}
+"""The command for each kind of model (`ModelDirectory.kind`)."""
+
+
+@dataclass(frozen=True)
+class ModelDirectory:
+    """What a model directory holds."""
+
+    path: Path
+    config: store.ModelConfig
+    model: nn.Module
+    tokenizers: TokenizerPair
+    generation: dict[str, Any]
+    """The contents of `generation.json`; empty where there is none."""
+
+    @property
+    def kind(self) -> str:
+        """What the model is for: the family of a decoder, the kind of its head for an encoder."""
+        head = getattr(self.config, "head", None)
+        return str(head.kind) if head is not None else str(self.config.family)
+
+    def settings(self, kind: type[S]) -> S:
+        """`generation.json` as settings of this class; `UserError` names what is wrong in it."""
+        return kind.parse(self.generation, str(self.path / GENERATION))
+
+
+class Pipeline(ABC):
+    """A model with its tokenizers: texts in, results out. Threads may share one: a call changes nothing on it."""
+
+    kinds: ClassVar[tuple[str, ...]] = ()
+    """Which models it is for (`ModelDirectory.kind`)."""
+
+    model: nn.Module
+    tokenizers: TokenizerPair
+    settings: Settings | None
+    """What `generation.json` holds."""
+    languages: store.Languages
+    workers: int = 1
+    """So many batches of a call are worked on at once, each by a thread."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, directory: ModelDirectory) -> Self:
+        """The pipeline of a directory that has been read."""
+
+    @classmethod
+    def load(cls, path: str | Path, device: str | torch.device | None = None, workers: int = 1) -> Self:
+        """As `regard.load`, for this kind of model only.
+
+        Raises:
+            UserError: as `regard.load`, or the model is of another kind.
+        """
+        directory = read_directory(Path(path), device)
+        if directory.kind not in cls.kinds:
+            raise UserError(f"{path}: holds a model of another kind ({directory.kind}); use `{VERBS[directory.kind]}`")
+        pipeline = cls.of(directory)
+        pipeline.workers = workers
+        return pipeline
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+
+def read_directory(path: Path, device: str | torch.device | None = None) -> ModelDirectory:
+    """Read a model directory, or that of a training run. Without `device`, the model goes to a GPU if there is one.
+
+    Raises:
+        UserError: the directory does not exist, or something in it is missing or damaged.
+    """
+    directory = store.find(path)
+    config = store.read_config(directory)
+    model = store.read(directory, choose_device(device))
+    tokenizers = TokenizerPair.load(directory)
+    sizes = ((tokenizers.source.size, config.vocabulary.source), (tokenizers.target.size, config.vocabulary.target))
+    fits = all(expected in (None, size) for size, expected in sizes)
+    if not fits or config.tokenizers not in (None, tokenizers.fingerprint):
+        raise UserError(f"{directory}: the tokenizer is not the model's own; copy the directory again")
+    generation = directory / GENERATION
+    values = store.read_json(generation) if generation.exists() else {}
+    return ModelDirectory(directory, config, model, tokenizers, values)
+
+
+def write_directory(directory: Path, pipeline: Pipeline, card: str) -> None:
+    """Write a model directory that `regard.load` reads; `card` is the text of its README.md.
+
+    It appears as a whole, in place of one that was there before, so that weights and settings always belong together.
+    """
+    partial, before = (directory.with_name(f".{directory.name}.{what}") for what in ("partial", "before"))
+    for leftover in (partial, before):
+        shutil.rmtree(leftover, ignore_errors=True)
+    partial.mkdir(parents=True)
+    pipeline.tokenizers.save(partial)
+    texts = {CARD: card}
+    if pipeline.settings is not None:
+        texts[GENERATION] = pipeline.settings.model_dump_json(indent=2) + "\n"
+    for name, text in texts.items():
+        with atomic_write(partial / name) as file:
+            file.write(text.encode("utf-8"))
+    store.write(partial, pipeline.model, pipeline.languages, pipeline.tokenizers.fingerprint)
+    if directory.exists():
+        directory.rename(before)
+    partial.rename(directory)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def choose_device(name: str | torch.device | None) -> torch.device:
+    """The device of this name, or without one a GPU if there is one; `UserError` where it is not available."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):
+        raise UserError(f"device {name}: is not available here; choose cpu, cuda or cuda:0, ...") from None
+    return device
+
+
+def listed(texts: str | Sequence[str]) -> Sequence[str]:
+    """A single text counts as a list of one."""
+    return [texts] if isinstance(texts, str) else texts
