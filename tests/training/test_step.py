@@ -146,6 +146,43 @@ def test_every_pair_is_used_once_an_epoch_also_under_accumulation(
     assert first_epoch == list(range(len(dataset)))
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_the_position_is_that_of_all_ranks(make_trainer: MakeTrainer, dataset: PairDataset, ranks: int) -> None:
+    """10 batches an epoch: all ranks stand at the same place after each update, and together use each batch once."""
+    used: dict[int, list[tuple[int, ...]]] = {}
+    places: list[list[tuple[int, int]]] = []
+    for rank in range(ranks):
+        shared = Batches(dataset, BatchSettings(tokens=40), seed=3, rank=rank, ranks=ranks)
+        trainer = make_trainer(data=shared, accumulate=2)
+        stations = []
+        for _, window in zip(range(12), trainer._windows(), strict=False):
+            stations.append((trainer.progress.epoch, trainer.progress.batch))
+            used.setdefault(len(stations), []).extend(batch.indices for batch in window)
+        places.append(stations)
+    assert places == [places[0]] * ranks
+    rounds = [(epoch, min(first + ranks, 10)) for epoch in range(12) for first in range(0, 10, ranks)]
+    assert places[0] == rounds[1:24:2]
+    whole = Batches(dataset, BatchSettings(tokens=40), seed=3)
+    last_epoch, last = places[0][-1]
+    expected = [batch.indices for epoch in range(last_epoch) for batch in whole.epoch(epoch)]
+    expected += [batch.indices for batch in whole.epoch(last_epoch)][:last]
+    assert sorted(index for step in used.values() for index in step) == sorted(expected)
+
+
+def test_another_number_of_ranks_goes_on_at_the_same_place(make_trainer: MakeTrainer, dataset: PairDataset) -> None:
+    def trainer(rank: int, ranks: int) -> Trainer:
+        return make_trainer(data=Batches(dataset, BatchSettings(tokens=40), seed=3, rank=rank, ranks=ranks))
+
+    first = trainer(1, 2)
+    for _ in zip(range(2), first._windows(), strict=False):
+        pass
+    assert first.progress.batch == 4
+    alone = trainer(0, 1)
+    alone.progress = first.progress
+    (batch,) = next(alone._windows())
+    assert batch.indices == list(Batches(dataset, BatchSettings(tokens=40), seed=3).epoch(0))[4].indices
+
+
 def test_progress_counts_what_was_used(make_trainer: MakeTrainer, batches: Batches) -> None:
     trainer = make_trainer(steps=batches.count(0) + 2)
     trainer.train()
@@ -224,7 +261,7 @@ def test_listeners_are_closed_after_an_error_of_one_of_them(make_trainer: MakeTr
     assert reports.calls == ["start", "step", "close"]
 
 
-def test_no_pairs_are_an_error_and_not_an_endless_loop(make_trainer: MakeTrainer) -> None:
+def test_no_batches_are_an_error_and_not_an_endless_loop(make_trainer: MakeTrainer) -> None:
     class Nothing:
         def count(self, epoch: int) -> int:
             return 0
@@ -232,7 +269,7 @@ def test_no_pairs_are_an_error_and_not_an_endless_loop(make_trainer: MakeTrainer
         def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
             return iter(())
 
-    with pytest.raises(UserError, match="no pairs to train on"):
+    with pytest.raises(UserError, match="nothing to train on"):
         make_trainer(data=Nothing()).train()
 
 

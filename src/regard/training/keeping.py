@@ -11,7 +11,7 @@ from pydantic import Field
 from regard.settings import Settings
 from regard.training.checkpoint import checkpoints, prune, save_checkpoint
 from regard.training.trainer import Listening, StepReport, Trainer
-from regard.training.validation import Metric
+from regard.training.validation import DIRECTIONS, Metric
 
 
 class CheckpointSettings(Settings):
@@ -65,8 +65,8 @@ class CheckpointKeeper(Listening):
 
     def best(self) -> list[int]:
         """The steps of the best validations, best first; of equal ones the latest, which has learned more."""
-        sign = 1 if self.metric == "loss" else -1
-        return sorted(self.scores, key=lambda step: (sign * self.scores[step], -step))[: self.settings.keep_best]
+        sign = DIRECTIONS[self.metric]
+        return sorted(self.scores, key=lambda step: (-sign * self.scores[step], -step))[: self.settings.keep_best]
 
     def state(self) -> dict[str, Any]:
         return {"metric": self.metric, "scores": {str(step): score for step, score in self.scores.items()}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from regard.data.batches import Batch, Batches
+from regard.data.feed import AnyBatch, Feed
 from regard.errors import JobError, UserError
 from regard.settings import Settings
 from regard.training.checkpoint import Checkpoint, restore, snapshot
@@ -51,7 +52,7 @@ class Progress:
     step: int = 0
     epoch: int = 0
     batch: int = 0
-    """Batches of this epoch that are used."""
+    """Batches of this epoch that are used, by all ranks together."""
     source_tokens: int = 0
     target_tokens: int = 0
     seconds: float = 0.0
@@ -101,21 +102,22 @@ class Listening:
         return {}
 
 
-Objective = Callable[[Any, Batch], LossSums]
+Objective = Callable[[Any, Any], LossSums]
 """Sums of loss of a model over a batch: what the model must learn."""
 
 
 class Trainer:
     """Carries out the steps of a run.
 
-    `objective(model, batch)` gives the sums of loss over a batch. Listeners are called in their order after each step.
+    `objective(model, batch)` gives the sums of loss over a batch of `batches`. Listeners are called in their order
+    after each step.
     """
 
     def __init__(
         self,
         model: nn.Module,
         objective: Objective,
-        batches: Batches,
+        batches: Feed[AnyBatch],
         settings: TrainingSettings,
         d_model: int,
         listeners: Sequence[Listener] = (),
@@ -148,7 +150,7 @@ class Trainer:
             for listener in self.listeners:
                 listener.close()
 
-    def step(self, window: Sequence[Batch]) -> StepReport:
+    def step(self, window: Sequence[AnyBatch]) -> StepReport:
         """One update from all batches of `window`: the sum of token losses over the number of target tokens of all."""
         begin = time.perf_counter()
         step = self.progress.step + 1
@@ -212,18 +214,25 @@ class Trainer:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
-    def _windows(self) -> Iterator[list[Batch]]:
-        """The batches of each update from where `progress` stands; a window may reach over the end of an epoch."""
-        window: list[Batch] = []
+    def _windows(self) -> Iterator[list[AnyBatch]]:
+        """The batches of each update from where `progress` stands; a window may reach over the end of an epoch.
+
+        All ranks make the same rounds, of one batch each; in the last one of an epoch some may have none left.
+        """
+        window: list[AnyBatch] = []
+        rounds = 0
         epoch, start = self.progress.epoch, self.progress.batch
         if not self.batches.count(epoch):
-            raise UserError("there are no pairs to train on; look at what was left out of the training text, and why")
+            raise UserError("there is nothing to train on; look at what was left out of the training data, and why")
         while True:
-            for position, batch in enumerate(self.batches.epoch(epoch, start), start=start + 1):
-                window.append(batch)
-                if len(window) == self.settings.accumulate:
+            own = self.batches.epoch(epoch, start)
+            count = self.batches.count(epoch)
+            for first in range(start, count, self.batches.ranks):
+                window += itertools.islice(own, 1)
+                rounds += 1
+                if rounds % self.settings.accumulate == 0:
                     # Counted as used when handed out: a checkpoint is only ever taken between two updates.
-                    self.progress.epoch, self.progress.batch = epoch, position
+                    self.progress.epoch, self.progress.batch = epoch, min(first + self.batches.ranks, count)
                     yield window
                     window = []
             epoch, start = epoch + 1, 0

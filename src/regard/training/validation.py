@@ -13,11 +13,31 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from regard.data.batches import Batches
+from regard.data.feed import AnyBatch, Feed
 from regard.settings import Settings
 from regard.training.trainer import Listening, StepReport, Trainer
 
-Metric = Literal["bleu", "chrf", "loss"]
+Metric = Literal["loss", "bleu", "chrf", "accuracy", "macro_f1"]
+DIRECTIONS: dict[Metric, Literal[-1, 1]] = {"loss": -1, "bleu": 1, "chrf": 1, "accuracy": 1, "macro_f1": 1}
+"""1: the higher the better; -1: the lower."""
+
+Task = Literal[
+    "translation",
+    "language-model",
+    "masked-language-model",
+    "text-classification",
+    "token-classification",
+    "image-classification",
+]
+TASK_METRICS: dict[Task, tuple[Metric, ...]] = {
+    "translation": ("bleu", "chrf", "loss"),
+    "language-model": ("loss",),
+    "masked-language-model": ("loss",),
+    "text-classification": ("accuracy", "macro_f1", "loss"),
+    "token-classification": ("macro_f1", "accuracy", "loss"),
+    "image-classification": ("accuracy", "macro_f1", "loss"),
+}
+"""What the models of each task can be judged by, first what they are judged by unless told otherwise."""
 
 
 class ValidationSettings(Settings):
@@ -26,7 +46,8 @@ class ValidationSettings(Settings):
     every: int = Field(1000, gt=0)
     """Steps between validations; there is always one at the last step."""
     metric: Metric = "bleu"
-    """Decides which checkpoint is best and when to stop: BLEU or chrF of real translations, or the loss."""
+    """Decides which checkpoint is best and when to stop: the loss; BLEU or chrF of real translations; accuracy or macro
+    F1 of classification."""
     sentences: int | None = Field(None, ge=0)
     """How many lines are translated for BLEU and chrF; unset: all. The loss is always that of all."""
     samples: int = Field(3, ge=0)
@@ -39,14 +60,14 @@ def better(metric: Metric, score: float, than: float | None) -> bool:
     """Whether `score` is an improvement. NaN and infinity never are; any number is better than nothing."""
     if not math.isfinite(score):
         return False
-    return than is None or (score < than if metric == "loss" else score > than)
+    return than is None or DIRECTIONS[metric] * (score - than) > 0
 
 
 @torch.no_grad()
-def validation_loss(trainer: Trainer, batches: Batches) -> dict[str, float]:
-    """Negative log-likelihood a token, and perplexity, over all pairs; each real token counts the same.
+def validation_loss(trainer: Trainer, batches: Feed[AnyBatch]) -> dict[str, float]:
+    """Negative log-likelihood a token, and perplexity, over all batches; each token that is a target counts the same.
 
-    NaN when there is no pair: nothing was measured.
+    NaN when there is no batch: nothing was measured.
     """
     nll, tokens = 0.0, 0
     for batch in batches.in_order():
@@ -61,13 +82,13 @@ def validation_loss(trainer: Trainer, batches: Batches) -> dict[str, float]:
 class Validation(Listening):
     """Computes the scores every so many steps and announces them.
 
-    `decode(model)`, when given, translates and returns further scores such as `{"bleu": 31.2, "chrf": 55.0}`.
+    `decode(model)`, when given, returns further scores, such as `{"bleu": 31.2, "chrf": 55.0}` of translations.
     """
 
     def __init__(
         self,
         settings: ValidationSettings,
-        batches: Batches,
+        batches: Feed[AnyBatch],
         decode: Callable[[nn.Module], dict[str, float]] | None = None,
     ) -> None:
         self.settings = settings
