@@ -13,15 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regard.data.arrow import Ids
 from regard.data.budget import BatchSettings, Indices, Runs, runs_in_order, shuffled_runs
-from regard.data.dataset import Ids, PairDataset
+from regard.data.dataset import PairDataset
 from regard.data.feed import Epochs, RealShare
 from regard.errors import UserError
-from regard.text.tokenizer import Tokenizer
 
 __all__ = ["Batch", "BatchSettings", "Batches"]
-
-PAD, BOS, EOS = Tokenizer.pad, Tokenizer.bos, Tokenizer.eos
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,17 +27,18 @@ class Batch:
     """Some pairs as padded tensors: ids int64, masks bool (True = a real token)."""
 
     source_BS: Tensor
-    """Source, EOS, padding."""
+    """Source with what the tokenizer puts around it (our own ones an EOS at its end), padding."""
     source_mask_BS: Tensor
     target_in_BT: Tensor
-    """BOS, target, padding: what the decoder reads."""
+    """BOS (or what the tokenizer has for it), target, padding: what the decoder reads."""
     target_out_BT: Tensor
     """Target, EOS, padding: what the decoder should say."""
     target_mask_BT: Tensor
+    """Target and EOS. Begin tokens after the first, which a search forces on the output, do not count."""
     indices: tuple[int, ...]
     """Which pairs of the data set these are."""
     source_tokens: int
-    """Real source tokens, EOS counted."""
+    """Real source tokens, those around the text counted."""
     target_tokens: int
     """Real target tokens, EOS counted: the terms of the loss."""
 
@@ -60,14 +59,17 @@ class Batch:
 class Batches(Epochs[Runs, Batch]):
     """All batches of a data set of pairs: see `Epochs` for their order. Each pair stands in one batch of each epoch.
 
-    Raises `UserError` when a pair exceeds the budget by itself.
+    Raises `UserError` when a pair exceeds the budget by itself, and `ValueError` for a data set that was opened without
+    its tokenizers, which know what stands around a line.
     """
 
     def __init__(
         self, dataset: PairDataset, settings: BatchSettings, seed: int = 0, rank: int = 0, ranks: int = 1
     ) -> None:
         super().__init__(seed, rank, ranks)
-        self._dataset = dataset
+        if dataset.tokenizers is None:
+            raise ValueError(f"{dataset.path} was opened without its tokenizers; batches need them")
+        self._dataset, self._tokenizers = dataset, dataset.tokenizers
         self._settings = settings
         longest = self._positions()
         misfits = int(np.count_nonzero(longest > settings.tokens))
@@ -78,9 +80,8 @@ class Batches(Epochs[Runs, Batch]):
             )
 
     def real_share(self, epoch: int) -> RealShare:
-        """The share of real tokens, EOS counted, among the positions of all batches of an epoch."""
-        runs = self._plan(epoch)
-        sides = self._dataset.source_lengths + 1, self._dataset.target_lengths + 1
+        """The share of real tokens, those around a text counted, among the positions of all batches of an epoch."""
+        runs, sides = self._plan(epoch), self._sides()
         real = [int(side.sum(dtype=np.int64)) for side in sides]
         padded = [runs.padded(side) for side in sides]
         return RealShare(sum(real) / sum(padded), real[0] / padded[0], real[1] / padded[1])
@@ -98,8 +99,14 @@ class Batches(Epochs[Runs, Batch]):
 
     def _positions(self) -> NDArray[np.int32]:
         """Positions of the longer side of each pair."""
-        longer: NDArray[np.int32] = np.maximum(self._dataset.source_lengths, self._dataset.target_lengths) + 1
+        longer: NDArray[np.int32] = np.maximum(*self._sides())
         return longer
+
+    def _sides(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Positions of the source and of the target of each pair."""
+        around_source = len(self._tokenizers.source_begin) + len(self._tokenizers.source_end)
+        begin_target = len(self._tokenizers.target_begin)
+        return self._dataset.source_lengths + around_source, self._dataset.target_lengths + begin_target
 
     def _sort_keys(self) -> NDArray[np.int64]:
         """Keys that bring pairs of like lengths together: by the longer side, then by the difference of the two.
@@ -113,12 +120,13 @@ class Batches(Epochs[Runs, Batch]):
         return keys
 
     def _build(self, indices: Indices) -> Batch:
+        around = self._tokenizers
         sources, targets = zip(*map(self._dataset.pair, indices.tolist()), strict=True)
-        source_BS, source_mask_BS = _padded(sources)
-        target_out_BT, target_mask_BT = _padded(targets)
-        target_in_BT = torch.full_like(target_out_BT, PAD)
-        target_in_BT[:, 0] = BOS
-        target_in_BT[:, 1:] = target_out_BT[:, :-1].masked_fill(~target_mask_BT[:, 1:], PAD)
+        source_BS, source_mask_BS = _padded(sources, around.source_begin, around.source_end, around.source.pad)
+        begin, end, padding = around.target_begin, around.target_end, around.target.pad
+        target_in_BT, _ = _padded(targets, begin, (), padding)
+        target_out_BT, target_mask_BT = _padded(targets, begin[1:], (end,), padding)
+        target_mask_BT[:, : len(begin) - 1] = False
         return Batch(
             source_BS,
             source_mask_BS,
@@ -131,11 +139,15 @@ class Batches(Epochs[Runs, Batch]):
         )
 
 
-def _padded(lines: tuple[Ids, ...]) -> tuple[Tensor, Tensor]:
-    """Each line, EOS and padding as a row of ids, and which of them are not padding."""
+def _padded(
+    lines: tuple[Ids, ...], begin: tuple[int, ...], end: tuple[int, ...], padding: int
+) -> tuple[Tensor, Tensor]:
+    """Begin, line, end and padding as a row of ids for each line, and which of them are not padding."""
     lengths = np.array([len(line) for line in lines])[:, None]
-    positions = np.arange(lengths.max() + 1)
-    ids = np.full((len(lines), len(positions)), PAD, dtype=np.int64)
-    ids[positions < lengths] = np.concatenate(lines)
-    ids[positions == lengths] = EOS
-    return torch.from_numpy(ids), torch.from_numpy(positions <= lengths)
+    positions = np.arange(-len(begin), lengths.max() + len(end))
+    ids = np.full((len(lines), len(positions)), padding, dtype=np.int64)
+    ids[:, : len(begin)] = begin
+    ids[(positions >= 0) & (positions < lengths)] = np.concatenate(lines)
+    for place, number in enumerate(end):
+        ids[positions == lengths + place] = number
+    return torch.from_numpy(ids), torch.from_numpy(positions < lengths + len(end))
