@@ -94,9 +94,11 @@ def binarise(folder: Path, processes: int) -> str:
 def plan(folder: Path, tokens: int) -> str:
     from regard.data.batches import Batches, BatchSettings
     from regard.data.dataset import PairDataset
+    from regard.text.tokenizer import TokenizerPair
 
+    tokenizers = TokenizerPair.load(folder)
     times = [time.perf_counter()]
-    dataset = PairDataset.open(folder / "pairs.arrow")
+    dataset = PairDataset.open(folder / "pairs.arrow", tokenizers)
     times.append(time.perf_counter())
     batches = Batches(dataset, BatchSettings(tokens=tokens))
     count = batches.count(0)

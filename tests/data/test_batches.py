@@ -18,10 +18,10 @@ from regard.data.corpus import open_pairs
 from regard.data.dataset import PairDataset
 from regard.data.learn import learn_tokenizers
 from regard.errors import UserError
-from regard.text.tokenizer import Tokenizer, TokenizerSettings
+from regard.text.tokenizer import TokenizerSettings
 
 MakeDataset = Callable[[list[tuple[int, int]]], PairDataset]
-PAD, BOS, EOS = Tokenizer.pad, Tokenizer.bos, Tokenizer.eos
+PAD, BOS, EOS = 0, 1, 2
 LENGTHS = [(1 + i * 7 % 11, 1 + i * 5 % 13) for i in range(200)]
 
 

@@ -90,7 +90,7 @@ class Uncached:
 def test_the_cache_changes_nothing(build_model, tokenizers, seed, beam, choice, sources):
     model = build_model(seed, **choice)
     target = tokenizers.target
-    inputs = pad(sources, target.eos, target.pad)
+    inputs = pad([[*source, target.eos] for source in sources], target.pad)
     settings = SearchSettings(beam=beam, nbest=beam)
     limits = [len(source) + 6 for source in sources]
     with torch.inference_mode():

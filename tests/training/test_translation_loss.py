@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from regard.data.batches import EOS, PAD, Batch, Batches
+from regard.data.batches import Batch, Batches
 from regard.model.transformer import EncoderDecoder
 from regard.training.loss import LossSums, translation_loss
 
 MakeModel = Callable[..., EncoderDecoder]
+PAD, EOS = 0, 2
 
 
 def values(sums: LossSums) -> tuple[float, float, int]:

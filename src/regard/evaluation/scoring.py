@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from regard.errors import JobError
 from regard.model.transformer import EncoderDecoder
-from regard.search.engine import WINDOW, pad
+from regard.search.engine import WINDOW, pad, pad_sources
 from regard.search.windows import batches, side_by_side, windows
 from regard.text.tokenizer import TokenizerPair
 
@@ -101,15 +101,18 @@ def _score_window(
 ) -> list[PairScore]:
     sources = tokenizers.source.encode([source for source, _ in pairs])
     targets = tokenizers.target.encode([target for _, target in pairs])
-    lengths = [max(len(source), len(target)) + 1 for source, target in zip(sources, targets, strict=True)]
+    around = len(tokenizers.source_begin) + len(tokenizers.source_end), len(tokenizers.target_begin)
+    lengths = [
+        max(len(source) + around[0], len(target) + around[1]) for source, target in zip(sources, targets, strict=True)
+    ]
     reach = model.settings.max_length
     for line, length in zip(names, lengths, strict=True):
         if length > reach:
             log.warning(
-                "%s: has %d tokens, of which the model can read %d; not scored: split the line",
+                "%s: has %d tokens, begin and end counted, of which the model can read %d; not scored: split the line",
                 line,
-                length - 1,
-                reach - 1,
+                length,
+                reach,
             )
     readable = [place for place, length in enumerate(lengths) if length <= reach]
     planned = [
@@ -132,11 +135,13 @@ def _log_probabilities(
     model: EncoderDecoder, tokenizers: TokenizerPair, sources: Sequence[list[int]], targets: Sequence[list[int]]
 ) -> list[float]:
     device = model.output.device
-    source_BS, source_keys_BS = pad(sources, tokenizers.source.eos, tokenizers.source.pad, device)
-    out_BT, real_BT = pad(targets, tokenizers.target.eos, tokenizers.target.pad, device)
-    begin_B1 = torch.full((len(targets), 1), tokenizers.target.bos, device=device)
-    in_BT = torch.cat((begin_B1, out_BT[:, :-1]), dim=1)
-    hidden_ND = model(source_BS, source_keys_BS, in_BT)[real_BT]
+    source_BS, source_keys_BS = pad_sources(tokenizers, sources, device)
+    out_BT, real_BT = pad([[*target, tokenizers.target_end] for target in targets], tokenizers.target.pad, device)
+    begin = tokenizers.target_begin
+    begin_BT = torch.tensor(begin, device=device).expand(len(targets), -1)
+    in_BT = torch.cat((begin_BT, out_BT[:, :-1]), dim=1)
+    # What follows a forced token is forced too or the first token of the target.
+    hidden_ND = model(source_BS, source_keys_BS, in_BT)[:, len(begin) - 1 :][real_BT]
     chunks = zip(torch.split(hidden_ND, PROJECTED), torch.split(out_BT[real_BT], PROJECTED), strict=True)
     losses_N = torch.cat([_losses(model, hidden, ids) for hidden, ids in chunks])
     if bool(losses_N.isnan().any()):

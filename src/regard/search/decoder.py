@@ -6,8 +6,10 @@ V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -28,14 +30,26 @@ class Decoder(Protocol):
 
 
 class CachedDecoder:
-    """An encoder-decoder with its cache: each step computes the new position only."""
+    """An encoder-decoder with its cache: each step computes the new position only.
 
-    def __init__(self, model: EncoderDecoder, source_BS: Int[Tensor, "B S"], keys_BS: Bool[Tensor, "B S"]) -> None:
+    `forced` are tokens that every row begins with, before those of the search.
+    """
+
+    def __init__(
+        self,
+        model: EncoderDecoder,
+        source_BS: Int[Tensor, "B S"],
+        keys_BS: Bool[Tensor, "B S"],
+        forced: Sequence[int] = (),
+    ) -> None:
         if model.training:
             raise ValueError("a search needs the model in evaluation mode: call model.eval() first")
         self._model = model
         self._memory = model.encode(source_BS, keys_BS)
         self._cache = model.new_cache()
+        if forced:
+            forced_T = torch.tensor(forced, device=source_BS.device)
+            model.decode(forced_T.expand(len(source_BS), -1), self._memory, self._cache)
 
     def step(self, tokens_R: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
         hidden_R1D = self._model.decode(tokens_R[:, None], self._memory, self._cache)

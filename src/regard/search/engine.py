@@ -96,7 +96,8 @@ def _translate_window(
     filled = [place for place, text in enumerate(texts) if text.strip()]
     names = [f"{name} {first + place}" for place in filled]
     sources = _encode(tokenizers, [texts[place] for place in filled], names)
-    reach = model.settings.max_length - 1  # and the end token
+    frame = len(tokenizers.source_begin) + len(tokenizers.source_end)
+    reach = model.settings.max_length - frame
     shortened = [len(source) > reach for source in sources]
     for line, source in zip(names, sources, strict=True):
         if len(source) > reach:
@@ -107,7 +108,7 @@ def _translate_window(
                 reach,
             )
     sources = [source[:reach] for source in sources]
-    planned = list(batches([len(source) + 1 for source in sources], settings.batch_tokens // settings.beam))
+    planned = list(batches([len(source) + frame for source in sources], settings.batch_tokens // settings.beam))
 
     def search(batch: list[int]) -> list[tuple[Candidate, ...]]:
         return _search(model, tokenizers, [sources[index] for index in batch], settings)
@@ -132,17 +133,18 @@ def _encode(tokenizers: TokenizerPair, texts: list[str], names: list[str]) -> li
 def _search(
     model: EncoderDecoder, tokenizers: TokenizerPair, sources: Sequence[list[int]], settings: SearchSettings
 ) -> list[tuple[Candidate, ...]]:
-    target = tokenizers.target
     device = model.output.device
+    *forced, begin = tokenizers.target_begin
+    longest = model.settings.max_length - len(forced)
     with torch.inference_mode():
-        decoder = CachedDecoder(model, *pad(sources, tokenizers.source.eos, tokenizers.source.pad, device))
+        decoder = CachedDecoder(model, *pad_sources(tokenizers, sources, device), forced)
         found = beam_search(
             decoder,
-            [min(len(source) + settings.extra_tokens, model.settings.max_length) for source in sources],
+            [min(len(source) + settings.extra_tokens, longest) for source in sources],
             settings,
-            begin=target.bos,
-            end=target.eos,
-            processors=[Ban((target.pad, target.bos, target.unk), device)],
+            begin=begin,
+            end=tokenizers.target_end,
+            processors=[Ban(tokenizers.target.forbidden, device)],
             device=device,
         )
     return [tuple(_candidate(hypothesis, tokenizers) for hypothesis in hypotheses) for hypotheses in found]
@@ -153,11 +155,19 @@ def _candidate(hypothesis: Hypothesis, tokenizers: TokenizerPair) -> Candidate:
     return Candidate(**vars(hypothesis), text=text)
 
 
-def pad(
-    lines: Sequence[list[int]], end: int, padding: int, device: torch.device | str = "cpu"
+def pad_sources(
+    tokenizers: TokenizerPair, sources: Sequence[list[int]], device: torch.device | str = "cpu"
 ) -> tuple[Int[Tensor, "B S"], Bool[Tensor, "B S"]]:
-    """Each line and the end token as a row of ids, padded at its end, and which positions are real."""
-    length = max(map(len, lines)) + 1
-    ids_BS = torch.tensor([[*line, end, *[padding] * (length - 1 - len(line))] for line in lines], device=device)
-    lengths_B = torch.tensor([len(line) + 1 for line in lines], device=device)
+    """Each source with what stands around it as a row of ids, padded at its end, and which positions are real."""
+    framed = [[*tokenizers.source_begin, *source, *tokenizers.source_end] for source in sources]
+    return pad(framed, tokenizers.source.pad, device)
+
+
+def pad(
+    lines: Sequence[list[int]], padding: int, device: torch.device | str = "cpu"
+) -> tuple[Int[Tensor, "B S"], Bool[Tensor, "B S"]]:
+    """Each line as a row of ids, padded at its end, and which positions are real."""
+    length = max(map(len, lines))
+    ids_BS = torch.tensor([[*line, *[padding] * (length - len(line))] for line in lines], device=device)
+    lengths_B = torch.tensor([len(line) for line in lines], device=device)
     return ids_BS, torch.arange(length, device=device) < lengths_B[:, None]

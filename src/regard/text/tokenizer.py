@@ -1,26 +1,26 @@
-"""Text to ids and back: `Tokenizer`, and the pair of them that a translation model has.
+"""Text to ids and back: what every tokenizer can do, and the pair of them that a translation model has.
 
-What is in a vocabulary, how text is cut, and how pieces are learned stands in `vocabulary.py`.
+There are two kinds. `learned.py` is our own, learned from a corpus; `wrapped.py` is one that came with somebody else's
+model. `Tokenizer.load` tells their files apart by content.
 """
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
-
-from tokenizers import Tokenizer as Backend
+from typing import Any, Self
 
 from regard.errors import UserError
+from regard.settings import Settings
 from regard.text.lines import atomic_write
-from regard.text.vocabulary import BYTES, CONTROL, Document, TokenizerSettings, learn, parse, pieces
+from regard.text.vocabulary import TokenizerSettings
 
-__all__ = ["StreamDecoder", "Tokenizer", "TokenizerPair", "TokenizerSettings"]
+__all__ = ["Control", "Frames", "StreamDecoder", "Tokenizer", "TokenizerPair", "TokenizerSettings"]
 
 # The library's threads do not live on in a forked worker, which would wait for them for ever; workers run side by side
 # anyway, each with one thread.
@@ -28,36 +28,83 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: os.environ.update(TOKENIZERS_PARALLELISM="false"))
 
 
-class Tokenizer:
-    """A learned vocabulary: text to ids and back without loss, up to the normalisation it was learned with.
+class Control(Settings):
+    """The ids that steer a model and stand for no text."""
 
-    `decode(encode(texts)) == texts` for every text of Unicode characters, white space and unseen scripts included. An
-    instance never changes, so threads may share it and worker processes may inherit it.
+    pad: int
+    """Padding. A vocabulary without one lends another id, for what is padded is masked anyway."""
+    bos: int | None
+    """Begin of a sequence."""
+    eos: int
+    """End of a sequence."""
+    unk: int | None
+    """The unknown piece."""
+    mask: int | None
+    """What a masked language model fills in."""
+
+
+class Frames(Settings):
+    """The ids that stand around the tokens of a text, by the part that the text plays."""
+
+    begin: tuple[int, ...]
+    """Before a text on its own, read by an encoder or continued by a decoder."""
+    end: tuple[int, ...]
+    """After a text on its own that an encoder reads."""
+    source_begin: tuple[int, ...]
+    """Before a text to be translated."""
+    source_end: tuple[int, ...]
+    """After it."""
+    target_begin: tuple[int, ...]
+    """What the decoder is fed before the first token of its output. All but the first are forced on the output."""
+    target_end: int
+    """What ends an output."""
+
+
+class StreamDecoder(ABC):
+    """Text from ids that come one by one: the parts put together are what `Tokenizer.decode` gives for all of them.
+
+    A character whose bytes have not all arrived is held back, so that each part can be shown at once.
+    """
+
+    @abstractmethod
+    def push(self, number: int) -> str:
+        """The text that this id completes; often empty inside a character of several bytes."""
+
+    @abstractmethod
+    def finish(self) -> str:
+        """What is still held back, as U+FFFD; empty after whole characters."""
+
+
+class Tokenizer(ABC):
+    """A vocabulary: text to ids and back. An instance never changes, so threads and forked workers may share it.
 
     Attributes:
-        pad: id of padding.
-        bos: id of the begin of a sequence.
-        eos: id of its end.
-        unk: id of the unknown piece; reserved, no text gives it.
-        size: the number of ids, these four included.
+        pad, bos, eos, unk, mask: control ids (see `Control`); a vocabulary may be without bos, unk and mask.
+        frames: the ids around a text.
+        forbidden: ids that a search never lets out.
+        size: the number of ids, control ids included.
         fingerprint: sha256 of the content, equal for tokenizers that do the same.
     """
 
-    pad, bos, eos, unk = range(len(CONTROL))
-
-    def __init__(self, document: Document) -> None:
-        """From the content of a `tokenizer.json`; `learn` and `load` are the usual ways to get one."""
+    def __init__(
+        self, document: dict[str, Any], control: Control, frames: Frames, forbidden: Iterable[int], size: int
+    ) -> None:
         self._document = document
-        self._backend = Backend.from_str(json.dumps(document))
-        self._bytes = [bytes(map(BYTES.__getitem__, piece)) for piece in pieces(document)[len(CONTROL) :]]
-        # Control tokens have no text, but what a model did not know must not vanish.
-        self._bytes[:0] = [CONTROL[i].encode() if i == self.unk else b"" for i in range(len(CONTROL))]
-        self.size = len(self._bytes)
+        self.pad, self.bos, self.eos, self.unk, self.mask = (
+            control.pad,
+            control.bos,
+            control.eos,
+            control.unk,
+            control.mask,
+        )
+        self.frames = frames
+        self.forbidden = tuple(forbidden)
+        self.size = size
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
         self.fingerprint = hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
-    @classmethod
-    def learn(cls, lines: Iterable[str], settings: TokenizerSettings) -> Self:
+    @staticmethod
+    def learn(lines: Iterable[str], settings: TokenizerSettings) -> Tokenizer:
         """Learn from text; the result depends only on how often each word occurs, not on the order of the lines.
 
         The lines are gone through once and only the distinct words are kept in memory. Too little text for
@@ -67,56 +114,52 @@ class Tokenizer:
             UserError: the text is empty, holds half of a surrogate pair, or the size is below the smallest possible.
             ValueError: `settings.size` is None.
         """
-        return cls(learn(lines, settings))
+        from regard.text.learned import LearnedTokenizer
+        from regard.text.vocabulary import learn
 
+        return LearnedTokenizer(learn(lines, settings))
+
+    @abstractmethod
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """The ids of each text, without begin and end; no text gives a control id.
+        """The ids of each text, without any frame; no text gives a control id other than `unk`.
 
         Raises:
             UserError: a text holds half of a surrogate pair, which is no character.
         """
-        try:
-            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
-        except TypeError:
-            _refuse_surrogates(texts)
-            raise
-        return [encoding.ids for encoding in encodings]
 
+    @abstractmethod
     def decode(self, ids: list[list[int]]) -> list[str]:
-        """The text of each sequence of ids. Control ids are skipped, but `unk` is shown as `<unk>`.
+        """The text of each sequence of ids; control ids have none.
 
         Bytes that form no character, which only a model can put in a row, become U+FFFD.
 
         Raises:
             IndexError: an id outside the vocabulary.
         """
-        return [b"".join(map(self._bytes_of, row)).decode("utf-8", "replace").removeprefix(" ") for row in ids]
 
+    @abstractmethod
     def pieces(self, ids: list[int]) -> list[str]:
-        r"""Each id for people to read: a space as ▁, part of a character as \xe2, control tokens by name."""
-        return [
-            CONTROL[i]
-            if 0 <= i < len(CONTROL)
-            else self._bytes_of(i).decode("utf-8", "backslashreplace").replace(" ", "▁")
-            for i in ids
-        ]
+        """Each id for people to read."""
 
+    @abstractmethod
     def stream(self) -> StreamDecoder:
         """A decoder for ids that come one by one."""
-        return StreamDecoder(self)
 
     def save(self, path: Path | str) -> None:
-        """Write one `tokenizer.json`, whole or not at all, which Hugging Face `tokenizers` reads too."""
+        """Write one `tokenizer.json`, whole or not at all."""
         with atomic_write(path) as file:
             file.write(json.dumps(self._document, ensure_ascii=False, indent=1).encode("utf-8") + b"\n")
 
-    @classmethod
-    def load(cls, path: Path | str) -> Self:
+    @staticmethod
+    def load(path: Path | str) -> Tokenizer:
         """Read what `save` wrote. The file is data: whatever it holds, no code of it is run.
 
         Raises:
             UserError: the file is missing, damaged, or not of this kind.
         """
+        from regard.text.learned import LearnedTokenizer
+        from regard.text.vocabulary import parse
+
         try:
             text = Path(path).read_bytes().decode("utf-8")
         except OSError as error:
@@ -125,40 +168,9 @@ class Tokenizer:
             text = ""
         document = parse(text, str(path))
         try:
-            return cls(document)
+            return LearnedTokenizer(document)
         except Exception as error:  # the library has no narrower class
             raise UserError(f"{path}: is a damaged tokenizer: {error}; fetch it again or learn it anew") from None
-
-    def _bytes_of(self, number: int) -> bytes:
-        if number < 0:
-            raise IndexError(f"{number} is not an id of this vocabulary of {self.size}")
-        return self._bytes[number]
-
-
-class StreamDecoder:
-    """Text from ids that come one by one: the parts put together are what `Tokenizer.decode` gives for all of them.
-
-    A character whose bytes have not all arrived is held back, so that each part can be shown at once.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._at_start = True
-
-    def push(self, number: int) -> str:
-        """The text that this id completes; often empty inside a character of several bytes."""
-        return self._shown(self._decoder.decode(self._tokenizer._bytes_of(number)))
-
-    def finish(self) -> str:
-        """What is still held back, as U+FFFD; empty after whole characters."""
-        return self._shown(self._decoder.decode(b"", final=True))
-
-    def _shown(self, text: str) -> str:
-        if self._at_start and text:
-            self._at_start = False
-            return text.removeprefix(" ")
-        return text
 
 
 @dataclass(frozen=True)
@@ -179,6 +191,29 @@ class TokenizerPair:
         if self.joint:
             return self.source.fingerprint
         return hashlib.sha256(f"{self.source.fingerprint}{self.target.fingerprint}".encode("ascii")).hexdigest()
+
+    @property
+    def source_begin(self) -> tuple[int, ...]:
+        """What stands before the tokens of a source."""
+        return self.source.frames.source_begin
+
+    @property
+    def source_end(self) -> tuple[int, ...]:
+        """What stands after the tokens of a source."""
+        return self.source.frames.source_end
+
+    @property
+    def target_begin(self) -> tuple[int, ...]:
+        """What the decoder is fed before the first token of its output, at least one id.
+
+        Those after the first are forced at the start of the output: they cost no score and are no part of it.
+        """
+        return self.target.frames.target_begin
+
+    @property
+    def target_end(self) -> int:
+        """What ends a target."""
+        return self.target.frames.target_end
 
     def save(self, directory: Path | str) -> None:
         """Write `tokenizer.json`, or `tokenizer.source.json` and `tokenizer.target.json`, and remove the other form."""
@@ -208,7 +243,8 @@ def _paths(directory: Path | str) -> tuple[Path, Path, Path]:
     return folder / "tokenizer.json", folder / "tokenizer.source.json", folder / "tokenizer.target.json"
 
 
-def _refuse_surrogates(texts: Iterable[str]) -> None:
+def refuse_surrogates(texts: Iterable[str]) -> None:
+    """Raise `UserError` for the first text with half of a surrogate pair, which is no character."""
     for number, text in enumerate(texts, start=1):
         try:
             text.encode("utf-8")

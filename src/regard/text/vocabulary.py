@@ -39,6 +39,9 @@ Document = dict[str, Any]
 CONTROL = ("<pad>", "<s>", "</s>", "<unk>")
 """The first pieces of every vocabulary: padding, begin, end, and unknown (reserved; no text gives it)."""
 
+MASK = "<mask>"
+"""The piece after them, in a vocabulary for masked language models."""
+
 
 def _letters_of_bytes() -> dict[str, int]:
     # Printable Latin-1 bytes are spelled by their own character, the others by the characters from U+0100 on.
@@ -51,7 +54,7 @@ BYTES = _letters_of_bytes()
 """The value of each of the 256 characters that pieces are spelled with."""
 
 SMALLEST = len(CONTROL) + len(BYTES)
-"""The smallest possible vocabulary: no pieces but the single bytes."""
+"""The smallest possible vocabulary: no pieces but the single bytes. One with a mask has one more."""
 
 # A word is, after at most one space: letters, with the marks and joiners that belong to them and apostrophes between
 # them (Unicode Standard Annex 29, WB4 to WB7); or one digit, so that numbers are copied digit by digit and no piece is
@@ -82,6 +85,17 @@ class TokenizerSettings(Settings):
     """The Unicode normalisation form that text is brought to, before lower case."""
     joint: bool = True
     """One vocabulary for source and target, as in the paper (section 5.1)."""
+    mask: bool = False
+    """A further control token, `<mask>`, which a masked language model fills in."""
+
+    @property
+    def control(self) -> tuple[str, ...]:
+        """The control tokens, in the order of their ids."""
+        return (*CONTROL, MASK) if self.mask else CONTROL
+
+
+def _as_learned(vocab: Any, controls: int, size: int) -> Any:
+    return vocab
 
 
 @dataclass(frozen=True)
@@ -90,12 +104,12 @@ class _Kind:
 
     trainer: Callable[[dict[str, Any]], Trainer]
     section: dict[str, Any]
-    blank: dict[str, Any]
-    """The parts of the section that are learned, as they are before."""
-    canonical: Callable[[Any, int], Any] = lambda vocab, _: vocab
+    blank: Callable[[tuple[str, ...]], dict[str, Any]]
+    """The parts of the section that are learned, as they are before: the control tokens only."""
+    canonical: Callable[[Any, int, int], Any] = _as_learned
 
 
-def _canonical_scores(vocab: list[list[Any]], size: int) -> list[list[Any]]:
+def _canonical_scores(vocab: list[list[Any]], controls: int, size: int) -> list[list[Any]]:
     """The same vocabulary every time: the learner's scores hold noise from the order in which its threads add them up.
 
     Bytes that the text never needed get scores that depend on that order wholly; here they share the lowest one.
@@ -107,16 +121,19 @@ def _canonical_scores(vocab: list[list[Any]], size: int) -> list[list[Any]]:
     ranked = sorted(
         (
             [piece, round(lowest if piece in BYTES and score < unused else score, 3)]
-            for piece, score in vocab[len(CONTROL) :]
+            for piece, score in vocab[controls:]
         ),
         key=lambda entry: (-entry[1], entry[0]),
     )
     joined = [entry for entry in ranked if entry[0] not in BYTES]
-    surplus = {piece for piece, _ in joined[size - SMALLEST :]}
-    return vocab[: len(CONTROL)] + [entry for entry in ranked if entry[0] not in surplus]
+    surplus = {piece for piece, _ in joined[size - controls - len(BYTES) :]}
+    return vocab[:controls] + [entry for entry in ranked if entry[0] not in surplus]
 
 
-_CONTROL_IDS = {piece: number for number, piece in enumerate(CONTROL)}
+def _ids(control: tuple[str, ...]) -> dict[str, int]:
+    return {piece: number for number, piece in enumerate(control)}
+
+
 _KINDS = {
     # A pair seen once teaches nothing about the language: merges need two.
     "bpe": _Kind(
@@ -131,7 +148,7 @@ _KINDS = {
             "byte_fallback": False,
             "ignore_merges": False,
         },
-        blank={"vocab": _CONTROL_IDS, "merges": []},
+        blank=lambda control: {"vocab": _ids(control), "merges": []},
     ),
     # The usual mark of a continued word (##) isn't needed, for a word's start is marked by its space; with it the
     # library would also give ids in the order of a hash table. The bound lies above what _WORD lets through.
@@ -143,14 +160,14 @@ _KINDS = {
             "continuing_subword_prefix": "",
             "max_input_chars_per_word": 10_000,
         },
-        blank={"vocab": _CONTROL_IDS},
+        blank=lambda control: {"vocab": _ids(control)},
     ),
     # The library considers only pieces that occur in two different words, so it cuts finer than the others do; 48 bytes
     # are 16 characters of most scripts.
     "unigram": _Kind(
         trainer=lambda common: UnigramTrainer(unk_token=CONTROL[3], max_piece_length=48, **common),
         section={"type": "Unigram", "unk_id": 3, "byte_fallback": False},
-        blank={"vocab": [[piece, 0.0] for piece in CONTROL]},
+        blank=lambda control: {"vocab": [[piece, 0.0] for piece in control]},
         canonical=_canonical_scores,
     ),
 }
@@ -182,7 +199,7 @@ def _document(settings: TokenizerSettings, model: dict[str, Any]) -> Document:
                 {"type": "Strip", "content": " ", "start": 1, "stop": 0},
             ],
         },
-        "model": kind.section | {part: model[part] for part in kind.blank},
+        "model": kind.section | {part: model[part] for part in kind.blank(CONTROL)},
     }
 
 
@@ -199,17 +216,18 @@ def learn(lines: Iterable[str], settings: TokenizerSettings) -> Document:
     """
     if settings.size is None:
         raise ValueError("the size of the vocabulary must be chosen before learning")
-    if settings.size < SMALLEST:
+    smallest = len(settings.control) + len(BYTES)
+    if settings.size < smallest:
         raise UserError(
-            f"a vocabulary of {settings.size} is too small: {len(CONTROL)} control tokens and "
-            f"{len(BYTES)} bytes are always in it, so the smallest size is {SMALLEST}"
+            f"a vocabulary of {settings.size} is too small: {len(settings.control)} control tokens and "
+            f"{len(BYTES)} bytes are always in it, so the smallest size is {smallest}"
         )
     kind = _KINDS[settings.kind]
-    backend = Backend.from_str(json.dumps(_document(settings, kind.blank)))
+    backend = Backend.from_str(json.dumps(_document(settings, kind.blank(settings.control))))
     trainer = kind.trainer(
         {
             "vocab_size": settings.size,
-            "special_tokens": list(CONTROL),
+            "special_tokens": list(settings.control),
             "initial_alphabet": list(BYTES),
             "show_progress": False,
         }
@@ -219,7 +237,8 @@ def learn(lines: Iterable[str], settings: TokenizerSettings) -> Document:
     except UnicodeEncodeError as error:
         raise UserError(f"the text to learn from holds half of a surrogate pair: {error.object[:40]!r}") from None
     learned = json.loads(backend.to_str())["model"]
-    document = _document(settings, learned | {"vocab": kind.canonical(learned["vocab"], settings.size)})
+    vocab = kind.canonical(learned["vocab"], len(settings.control), settings.size)
+    document = _document(settings, learned | {"vocab": vocab})
     reached = len(pieces(document))
     if reached < settings.size:
         log.warning(
@@ -246,6 +265,11 @@ def pieces(document: Document) -> list[str]:
     return [piece for piece, _ in vocab] if isinstance(vocab, list) else sorted(vocab, key=vocab.__getitem__)
 
 
+def control(document: Document) -> tuple[str, ...]:
+    """The control tokens of a vocabulary. No learned piece can be spelled like the mask: none has letters and signs."""
+    return (*CONTROL, MASK) if MASK in pieces(document)[len(CONTROL) : len(CONTROL) + 1] else CONTROL
+
+
 def parse(text: str, origin: str) -> Document:
     """The content of a `tokenizer.json`, accepted only if it is one that `learn` could have made.
 
@@ -267,7 +291,7 @@ def _accepted(text: str) -> Document | None:
         model = document["model"]
         [kind] = [name for name, kind in _KINDS.items() if kind.section["type"] == model["type"]]
         forms = (_document(settings, model) for settings in _every_setting(kind))
-        return document if document in forms and _sound(model["vocab"], pieces(document)) else None
+        return document if document in forms and _sound(document) else None
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return None
 
@@ -278,16 +302,17 @@ def _every_setting(kind: str) -> Iterator[TokenizerSettings]:
         yield TokenizerSettings.model_validate(values)
 
 
-def _sound(vocab: Any, spelled: list[str]) -> bool:
+def _sound(document: Document) -> bool:
     """Control tokens first, ids without gaps, every byte present, and nothing that isn't bytes."""
+    vocab, spelled, first = document["model"]["vocab"], pieces(document), control(document)
     if isinstance(vocab, list):
         numbered = all(math.isfinite(score) for _, score in vocab)
     else:
         numbered = sorted(vocab.values()) == list(range(len(vocab)))
-    words = spelled[len(CONTROL) :]
+    words = spelled[len(first) :]
     return (
         numbered
-        and tuple(spelled[: len(CONTROL)]) == CONTROL
+        and tuple(spelled[: len(first)]) == first
         and len(set(spelled)) == len(spelled)
         and BYTES.keys() <= set(words)
         and all(word and set(word) <= BYTES.keys() for word in words)
