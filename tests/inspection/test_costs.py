@@ -5,12 +5,17 @@ from __future__ import annotations
 from regard.inspection.costs import parameters_by_part
 from regard.model.presets import preset
 from regard.model.settings import ModelSettings
-from regard.model.store import blueprint
+from regard.model.store import ModelConfig, Vocabulary, blueprint
+from regard.model.transformer import Model
+
+
+def model(settings: ModelSettings, source: int, target: int) -> Model:
+    return blueprint(ModelConfig(vocabulary=Vocabulary(source=source, target=target), model=settings))
 
 
 def test_the_base_model_by_part() -> None:
     counts = {
-        part.name: part.parameters for part in parameters_by_part(blueprint(preset("paper-base").model, 37_000, 37_000))
+        part.name: part.parameters for part in parameters_by_part(model(preset("paper-base").model, 37_000, 37_000))
     }
     projections = 4 * (512 * 512 + 512)
     feed_forward = 2 * 512 * 2048 + 2048 + 512
@@ -29,6 +34,6 @@ def test_the_base_model_by_part() -> None:
 
 def test_untied_matrices_and_learned_positions_are_counted_apart() -> None:
     settings = ModelSettings(d_model=16, d_ff=32, heads=2, tie="none", positions="learned", max_length=50)
-    counts = {part.name: part.parameters for part in parameters_by_part(blueprint(settings, 100, 200))}
+    counts = {part.name: part.parameters for part in parameters_by_part(model(settings, 100, 200))}
     assert counts["embeddings and output"] == (100 + 200 + 200) * 16
     assert counts["positions"] == 2 * 50 * 16

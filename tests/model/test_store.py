@@ -204,9 +204,15 @@ def test_a_damaged_or_foreign_weights_file_is_refused_and_runs_nothing(tmp_path:
     ("changes", "message"),
     [
         ({"format": "other"}, "is not the configuration of a model of this package"),
-        ({"version": 2}, "has format version 2; this release reads version 1: install the release that wrote it"),
+        (
+            {"version": 3},
+            "has format version 3; this release reads versions up to 2: install the release that wrote it",
+        ),
         ({"version": None}, "has format version None"),
-        ({"family": "oracle"}, "family: input should be 'encoder-decoder' (got 'oracle')"),
+        (
+            {"family": "oracle"},
+            "family: input should be 'encoder-decoder', 'causal-decoder' or 'encoder' (got 'oracle')",
+        ),
         ({"modle": 1}, "modle is not a setting; did you mean model?"),
         ({"model": {"d_modle": 4}}, "model.d_modle is not a setting; did you mean model.d_model?"),
         ({"model": {"heads": 3, "d_model": 16}}, "model: heads = 3 does not divide d_model = 16"),
@@ -259,7 +265,7 @@ def test_a_model_is_complete_only_with_its_configuration(tmp_path: Path, monkeyp
 def test_the_configuration_is_plain_json_with_every_setting(tmp_path: Path) -> None:
     store.write(tmp_path, build())
     config = json.loads((tmp_path / store.CONFIG).read_text(encoding="utf-8"))
-    assert (config["format"], config["version"]) == ("regard.model", 1)
+    assert (config["format"], config["version"]) == ("regard.model", 2)
     assert config["vocabulary"] == {"source": 30, "target": 30}
     assert set(config["model"]) == set(ModelSettings.model_fields)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from regard.model.blocks import FeedForward
+from regard.model.feed_forward import FeedForward
 from regard.model.settings import ModelSettings
 
 

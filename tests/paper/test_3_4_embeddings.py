@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from regard.model import store
+from regard.model.places import run
 from regard.model.settings import ModelSettings
 from regard.model.transformer import EncoderDecoder
 
@@ -31,7 +32,7 @@ def test_embeddings_are_multiplied_by_the_root_of_d_model() -> None:
     with torch.no_grad():
         embedding.weight[3] = torch.arange(16.0)
     position_0 = torch.tensor([0.0, 1.0] * 8)
-    torch.testing.assert_close(embedding(torch.tensor([[3]]))[0, 0], torch.arange(16.0) * 4 + position_0)
+    torch.testing.assert_close(embedding(torch.tensor([[3]]), run(0, 1))[0, 0], torch.arange(16.0) * 4 + position_0)
 
 
 def test_embedded_tokens_have_unit_variance_and_logits_of_normal_states_too() -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from regard.errors import UserError
+
+if TYPE_CHECKING:
+    from regard.model.store import ModelConfig
 
 
 def inspect(model: str, *, vocabulary: int = 37_000) -> None:
@@ -39,21 +43,22 @@ def inspect(model: str, *, vocabulary: int = 37_000) -> None:
     printed = None
     if model not in PRESETS and (Path(model).exists() or os.sep in model):
         config = store.read_config(store.find(Path(model)))
-        settings, sizes = config.model, (config.vocabulary.source, config.vocabulary.target)
         title = model
     else:
         chosen = preset(model)
-        settings, sizes = chosen.model, (vocabulary, vocabulary)
+        sizes = store.Vocabulary(source=vocabulary, target=vocabulary)
+        config = store.ModelConfig(vocabulary=sizes, model=chosen.model)
         printed = chosen.printed_millions
         title = f"{model}: {chosen.about}"
-    parts = parameters_by_part(store.blueprint(settings, *sizes))
+    settings = config.model
+    parts = parameters_by_part(store.blueprint(config))
     total = sum(part.parameters for part in parts)
 
     console = Console()
     console.print(title, highlight=False, markup=False)
     for name, value in {**dict(settings), "d_key": settings.key_width, "d_value": settings.value_width}.items():
         console.print(f"  {name}: {value}", highlight=False, markup=False)
-    table = Table("part", "parameters", "share", title=f"vocabulary {sizes[0]:,} source, {sizes[1]:,} target")
+    table = Table("part", "parameters", "share", title=_vocabulary(config))
     for column in table.columns[1:]:
         column.justify = "right"
     for part in parts:
@@ -63,3 +68,8 @@ def inspect(model: str, *, vocabulary: int = 37_000) -> None:
     console.print(table)
     if printed is not None:
         console.print(f"The paper prints {printed} million; here {total / 1e6:.1f} million.", highlight=False)
+
+
+def _vocabulary(config: ModelConfig) -> str:
+    sides = {"source": config.vocabulary.source, "target": config.vocabulary.target}
+    return "vocabulary " + ", ".join(f"{size:,} {side}" for side, size in sides.items() if size is not None)

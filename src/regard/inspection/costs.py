@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from regard.model.store import parameters
-from regard.model.transformer import EncoderDecoder
+from regard.model.transformer import Model
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ PARTS = {
 """The sub-layers of a layer; what else a layer has are its normalisations."""
 
 
-def parameters_by_part(model: EncoderDecoder) -> list[Part]:
+def parameters_by_part(model: Model) -> list[Part]:
     """The parameters of each kind of sub-layer of encoder and decoder, and of the embeddings; each counted once."""
     counts: dict[str, int] = {}
     for name, tensor in parameters(model).items():

@@ -1,19 +1,17 @@
 """Attention (section 3.2): scaled dot-product attention and multi-head attention.
 
-One function, two executions of the same mathematics: `reference_attention` says it plainly and returns every
-intermediate value; `attention` may hand the work to a fused kernel. The reference is the oracle in tests and what
-inspection shows.
+One function, two executions of the same mathematics: `reference_attention` (`reference.py`) says it plainly and returns
+every intermediate value; `attention` may hand the work to a fused kernel (`fused.py`).
 
-Shapes: B batch, H heads, S key positions, T query positions, D d_model, E width of a head (d_k or d_v).
+Shapes: B batch, H query heads, G key and value heads, S key positions, T query positions, D d_model, E width of a head
+(d_k or d_v).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -21,9 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.model.cache import LayerCache
-from regard.model.dropout import dropout
+from regard.model.fused import fused_attention
+from regard.model.linear import linear
 from regard.model.masks import Mask
+from regard.model.norms import norm
+from regard.model.positions import Bias, Relation
 from regard.model.precision import finite
+from regard.model.reference import AttentionValues, reference_attention
 from regard.model.settings import ModelSettings
 
 # On a CPU the fused kernel's backward pass costs more than it saves below about this many scores a head
@@ -31,82 +33,30 @@ from regard.model.settings import ModelSettings
 FEW_SCORES = 64 * 64
 
 
-@dataclass(frozen=True)
-class AttentionValues:
-    """Every value inside one attention: equation (1) step by step."""
-
-    scores_BHTS: Float[Tensor, "B H T S"]
-    """Q K^T / sqrt(d_k), -inf where the mask hides a key."""
-    weights_BHTS: Float[Tensor, "B H T S"]
-    """softmax(scores): each row sums to 1; a row with nothing to attend to is all zeros. Dropout not applied."""
-    output_BHTE: Float[Tensor, "B H T E"]
-
-
-def reference_attention(
-    query_BHTE: Float[Tensor, "B H T E"],
-    key_BHSE: Float[Tensor, "B H S E"],
-    value_BHSE: Float[Tensor, "B H S Ev"],
-    mask: Mask | None = None,
-    *,
-    drop: float = 0.0,
-) -> AttentionValues:
-    """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V, equation (1), with its intermediate values.
-
-    Scores and softmax are in float32 at least, whatever the inputs are. `drop` is applied to the weights on their way
-    to the output only.
-    """
-    wide = torch.promote_types(query_BHTE.dtype, torch.float32)
-    scale = 1.0 / math.sqrt(query_BHTE.shape[-1])
-    scores_BHTS = query_BHTE.to(wide) * scale @ key_BHSE.to(wide).transpose(-2, -1)
-    if mask is not None:
-        scores_BHTS = scores_BHTS + mask.bias_BHTS
-    weights_BHTS = scores_BHTS.softmax(dim=-1)
-    if mask is not None and mask.empty_BHT1 is not None:
-        scores_BHTS = scores_BHTS.masked_fill(mask.empty_BHT1, float("-inf"))
-        weights_BHTS = weights_BHTS.masked_fill(mask.empty_BHT1, 0.0)
-    output_BHTE = dropout(weights_BHTS, drop, training=True).to(value_BHSE.dtype) @ value_BHSE
-    return AttentionValues(scores_BHTS, weights_BHTS, output_BHTE)
-
-
-def fused_attention(
-    query_BHTE: Float[Tensor, "B H T E"],
-    key_BHSE: Float[Tensor, "B H S E"],
-    value_BHSE: Float[Tensor, "B H S Ev"],
-    mask: Mask | None = None,
-    *,
-    drop: float = 0.0,
-) -> Float[Tensor, "B H T Ev"]:
-    """The same through `torch.nn.functional.scaled_dot_product_attention`."""
-    causal = mask is not None and mask.is_causal
-    bias = None if mask is None or causal else mask.bias_BHTS.to(query_BHTE.dtype)
-    output_BHTE = functional.scaled_dot_product_attention(
-        query_BHTE, key_BHSE, value_BHSE, bias, dropout_p=drop, is_causal=causal
-    )
-    if mask is not None and mask.empty_BHT1 is not None:
-        output_BHTE = output_BHTE.masked_fill(mask.empty_BHT1, 0.0)
-    return output_BHTE
-
-
 def attention(
     query_BHTE: Float[Tensor, "B H T E"],
-    key_BHSE: Float[Tensor, "B H S E"],
-    value_BHSE: Float[Tensor, "B H S Ev"],
+    key_BGSE: Float[Tensor, "B G S E"],
+    value_BGSE: Float[Tensor, "B G S Ev"],
     mask: Mask | None = None,
+    bias: Bias | None = None,
     *,
+    scale: float | None = None,
+    softcap: float | None = None,
     drop: float = 0.0,
 ) -> Float[Tensor, "B H T Ev"]:
-    """Scaled dot-product attention by the faster execution for these shapes.
+    """Scaled dot-product attention by the fastest execution for these shapes; arguments as `reference_attention`.
 
     `drop` is the dropout of this very call: pass 0 outside training.
     """
+    inputs = query_BHTE, key_BGSE, value_BGSE, mask, bias
     watcher = _watcher.get()
     if watcher is not None:
         with torch.no_grad():
-            watcher(reference_attention(query_BHTE, key_BHSE, value_BHSE, mask))
-    few = query_BHTE.shape[2] * key_BHSE.shape[2] <= FEW_SCORES
+            watcher(reference_attention(*inputs, scale=scale, softcap=softcap))
+    few = query_BHTE.shape[2] * key_BGSE.shape[2] <= FEW_SCORES
     if query_BHTE.device.type == "cpu" and query_BHTE.dtype == torch.float32 and few:
-        return reference_attention(query_BHTE, key_BHSE, value_BHSE, mask, drop=drop).output_BHTE
-    return fused_attention(query_BHTE, key_BHSE, value_BHSE, mask, drop=drop)
+        return reference_attention(*inputs, scale=scale, softcap=softcap, drop=drop).output_BHTE
+    return fused_attention(*inputs, scale=scale, softcap=softcap, drop=drop)
 
 
 _watcher: ContextVar[Callable[[AttentionValues], None] | None] = ContextVar("attention watcher", default=None)
@@ -131,26 +81,37 @@ class MultiHeadAttention(nn.Module):
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
-        self.heads = settings.heads
-        self.widths = [settings.heads * settings.key_width] * 2 + [settings.heads * settings.value_width]
+        d_k, d_v, key_heads = settings.key_width, settings.value_width, settings.key_heads
+        self.d_key, self.d_value = d_k, d_v
+        self.widths = [settings.heads * d_k, key_heads * d_k, key_heads * d_v]
+        self.scale, self.softcap = settings.attention_scale, settings.attention_softcap
         self.drop = settings.attention_dropout
-        self.in_projection = nn.Linear(settings.d_model, sum(self.widths))
-        self.out_projection = nn.Linear(self.widths[2], settings.d_model)
-        for weight in torch.split(self.in_projection.weight, self.widths):
-            nn.init.xavier_uniform_(weight)
-        nn.init.xavier_uniform_(self.out_projection.weight)
-        nn.init.zeros_(self.in_projection.bias)
-        nn.init.zeros_(self.out_projection.bias)
+        self.in_projection = linear(settings.d_model, self.widths, bias=settings.attention_bias != "none")
+        self.biased = settings.attention_bias != "none"
+        self.out_projection = linear(settings.heads * d_v, settings.d_model, bias=settings.attention_bias == "all")
+        self.query_norm = norm(settings, d_k) if settings.qk_norm else nn.Identity()
+        self.key_norm = norm(settings, d_k) if settings.qk_norm else nn.Identity()
 
     def forward(
-        self, x_BTD: Float[Tensor, "B T D"], mask: Mask | None = None, cache: LayerCache | None = None
+        self,
+        x_BTD: Float[Tensor, "B T D"],
+        mask: Mask | None = None,
+        cache: LayerCache | None = None,
+        relation: Relation | None = None,
     ) -> Float[Tensor, "B T D"]:
         """Self-attention; with a cache, over the positions it holds and the new ones."""
-        projected = finite(self.in_projection(x_BTD))
-        query, key, value = (self._split(part) for part in torch.split(projected, self.widths, dim=-1))
+        query_BTK, key_BTK, value_BTK = torch.split(finite(self.in_projection(x_BTD)), self.widths, dim=-1)
+        query = self.query_norm(_heads(query_BTK, self.d_key))
+        key, value = self.key_norm(_heads(key_BTK, self.d_key)), _heads(value_BTK, self.d_value)
+        turns_late = cache is not None and cache.moves
+        if relation is not None:
+            query = relation.turn_queries(query)
+            key = key if turns_late else relation.turn_queries(key)
         if cache is not None:
             key, value = cache.append(key, value)
-        return self._attend(query, key, value, mask)
+        if relation is not None and turns_late:
+            key = relation.turn_keys(key)
+        return self._attend(query, key, value, mask, relation.bias if relation else None)
 
     def over_memory(
         self,
@@ -166,21 +127,26 @@ class MultiHeadAttention(nn.Module):
         """
         query_width = self.widths[0]
         weight, bias = self.in_projection.weight, self.in_projection.bias
+        query_bias, memory_bias = (bias[:query_width], bias[query_width:]) if self.biased else (None, None)
         if cache is not None and cache.memory is not None:
             key, value = cache.memory
         else:
-            both = finite(functional.linear(memory_BSD, weight[query_width:], bias[query_width:]))
-            key, value = (self._split(part) for part in torch.split(both, self.widths[1:], dim=-1))
+            both = finite(functional.linear(memory_BSD, weight[query_width:], memory_bias))
+            key_BSK, value_BSK = torch.split(both, self.widths[1:], dim=-1)
+            key, value = self.key_norm(_heads(key_BSK, self.d_key)), _heads(value_BSK, self.d_value)
             if cache is not None:
                 cache.memory = key, value
         folded_BTD = x_RTD.reshape(key.shape[0], -1, *x_RTD.shape[1:]).flatten(1, 2)
-        query = self._split(finite(functional.linear(folded_BTD, weight[:query_width], bias[:query_width])))
-        return self._attend(query, key, value, mask).view(x_RTD.shape)
+        query = finite(functional.linear(folded_BTD, weight[:query_width], query_bias))
+        return self._attend(self.query_norm(_heads(query, self.d_key)), key, value, mask).view(x_RTD.shape)
 
-    def _split(self, x_BTK: Float[Tensor, "B T K"]) -> Float[Tensor, "B H T E"]:
-        return x_BTK.view(*x_BTK.shape[:2], self.heads, -1).transpose(1, 2)
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> Tensor:
-        heads_BHTE = attention(query, key, value, mask, drop=self.drop if self.training else 0.0)
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, bias: Bias | None = None) -> Tensor:
+        drop = self.drop if self.training else 0.0
+        heads_BHTE = attention(query, key, value, mask, bias, scale=self.scale, softcap=self.softcap, drop=drop)
         concatenated: Tensor = self.out_projection(heads_BHTE.transpose(1, 2).flatten(2))
         return concatenated
+
+
+def _heads(x_BTK: Float[Tensor, "B T K"], width: int) -> Float[Tensor, "B H T E"]:
+    """The heads beside each other in `x`, each of this width, as a dimension of their own."""
+    return x_BTK.view(*x_BTK.shape[:2], -1, width).transpose(1, 2)

@@ -1,71 +1,259 @@
-"""How a model knows the order of its tokens (section 3.5).
+"""How a model knows the order of its tokens (section 3.5): a table of schemes.
 
-Shapes: B batch, T positions, D d_model.
+A scheme acts at one of three places: it is added to the embeddings, it turns queries and keys, or it adds a bias to
+scores. One serves all layers of a stack.
+
+Shapes: B batch, H heads, S key positions, T query positions, D d_model, E width of a head.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 
-from regard.model.settings import ModelSettings
+from regard.model import rotary
+from regard.model.places import Places
+from regard.model.settings import ModelSettings, SinusoidSettings
 
 
-def sinusoids(length: int, d_model: int) -> Float[Tensor, "length d_model"]:
+class Positions(nn.Module):
+    """No positions (Haviv et al. 2022, arXiv 2203.16634), and the base of all schemes, which do one thing more."""
+
+    has_turn = False
+    has_bias = False
+
+    def __init__(self, settings: ModelSettings, *, causal: bool = False, length: int | None = None) -> None:
+        """For a stack that is `causal` or not, with sequences of at most `length`, by default max_length."""
+        super().__init__()
+        self.length = length or settings.max_length
+        self.heads = settings.heads
+
+    def forward(self, x_BTD: Float[Tensor, "B T D"], places: Places) -> Float[Tensor, "B T D"]:
+        """Put positions into the embeddings."""
+        return x_BTD
+
+    def turn(self, places: Places) -> rotary.Turn:
+        """The angles by which queries and keys at these places are turned."""
+        raise NotImplementedError
+
+    def rotate(self, x_BHTE: Float[Tensor, "B H T E"], turn: rotary.Turn) -> Float[Tensor, "B H T E"]:
+        """Queries or keys, turned."""
+        return x_BHTE
+
+    def bias(self, distance: Int[Tensor, "*places"], head: Int[Tensor, "*heads"]) -> Float[Tensor, "*scores"]:
+        """What to add to the scores of a head for keys at `distance` (key position minus query position)."""
+        raise NotImplementedError
+
+    def relate(self, queries: Places, keys: Places) -> Relation | None:
+        """What positions do in the attention of a stack; None when nothing."""
+        return Relation(self, queries, keys) if self.has_turn or self.has_bias else None
+
+
+class Relation:
+    """Positions of queries and keys as the attentions of one pass through a stack use them: computed once for all."""
+
+    def __init__(self, scheme: Positions, queries: Places, keys: Places) -> None:
+        self.scheme, self.queries, self.keys = scheme, queries, keys
+        self.bias = PlaceBias(scheme, queries, keys) if scheme.has_bias else None
+
+    def turn_queries(self, x_BHTE: Float[Tensor, "B H T E"]) -> Float[Tensor, "B H T E"]:
+        """Queries, or keys of the same places."""
+        return self.scheme.rotate(x_BHTE, self._query_turn) if self.scheme.has_turn else x_BHTE
+
+    def turn_keys(self, x_BHSE: Float[Tensor, "B H S E"]) -> Float[Tensor, "B H S E"]:
+        """All keys, those of earlier places too."""
+        return self.scheme.rotate(x_BHSE, self._key_turn) if self.scheme.has_turn else x_BHSE
+
+    @cached_property
+    def _query_turn(self) -> rotary.Turn:
+        return self.scheme.turn(self.queries)
+
+    @cached_property
+    def _key_turn(self) -> rotary.Turn:
+        return self.scheme.turn(self.keys)
+
+
+class Bias:
+    """What is added to scores."""
+
+    def __init__(self, bias_BHTS: Float[Tensor, "B H T S"]) -> None:
+        self.dense_BHTS = bias_BHTS
+
+    def rows(self, start: int, stop: int) -> Bias:
+        """That of the queries from `start` to `stop`."""
+        return Bias(self.dense_BHTS[:, :, start:stop])
+
+    def columns(self, start: int, stop: int) -> Bias:
+        """That of the keys from `start` to `stop`."""
+        return Bias(self.dense_BHTS[..., start:stop])
+
+
+class PlaceBias(Bias):
+    """A bias by distance, made where it is asked for."""
+
+    def __init__(self, scheme: Positions, queries: Places, keys: Places) -> None:
+        self.scheme, self.queries, self.keys = scheme, queries, keys
+
+    @cached_property
+    def dense_BHTS(self) -> Float[Tensor, "B H T S"]:  # type: ignore[override]
+        distance = self.keys.position[:, None, None, :] - self.queries.position[:, None, :, None]
+        return self.scheme.bias(distance, self._heads[:, None, None])
+
+    @property
+    def _heads(self) -> Tensor:
+        return torch.arange(self.scheme.heads, device=self.queries.position.device)
+
+    def rows(self, start: int, stop: int) -> Bias:
+        return PlaceBias(self.scheme, self.queries.rows(start, stop), self.keys)
+
+
+def sinusoids(length: int, d_model: int, settings: SinusoidSettings | None = None) -> Float[Tensor, "length d_model"]:
     """PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos(the same) (section 3.5).
 
-    Computed in float64, so that far positions keep their precision, and returned in float32.
+    Computed in float64, so that far positions keep their precision, and returned in float32. `settings` name the
+    dialects of other toolkits.
     """
-    position = torch.arange(length, dtype=torch.float64)[:, None]
-    frequency = 10000.0 ** (-torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
+    settings = settings or SinusoidSettings()
+    steps = d_model / 2 - (settings.spacing == "inclusive")
+    position = torch.arange(settings.first, settings.first + length, dtype=torch.float64)[:, None]
+    frequency = 10000.0 ** (-torch.arange(d_model // 2, dtype=torch.float64) / max(steps, 1))
     phase = position * frequency
+    if settings.layout == "halves":
+        return torch.cat((phase.sin(), phase.cos()), dim=-1).float()
     return torch.stack((phase.sin(), phase.cos()), dim=-1).flatten(1).float()
 
 
-class SinusoidalPositions(nn.Module):
+class SinusoidalPositions(Positions):
     """Adds the sinusoids to the embeddings. The table is computed, so it is in no file and has no length to change."""
 
     table_TD: Tensor
 
-    def __init__(self, settings: ModelSettings) -> None:
-        super().__init__()
-        self.register_buffer("table_TD", sinusoids(settings.max_length, settings.d_model), persistent=False)
+    def __init__(self, settings: ModelSettings, *, causal: bool = False, length: int | None = None) -> None:
+        super().__init__(settings, causal=causal, length=length)
+        self.settings = settings
+        self.register_buffer("table_TD", self._table(), persistent=False)
 
-    def forward(self, x_BTD: Float[Tensor, "B T D"], offset: int = 0) -> Float[Tensor, "B T D"]:
-        return x_BTD + _rows(self.table_TD, offset, x_BTD.shape[1])
+    def forward(self, x_BTD: Float[Tensor, "B T D"], places: Places) -> Float[Tensor, "B T D"]:
+        return x_BTD + _rows(self.table_TD, places)
+
+    def _table(self) -> Tensor:
+        return sinusoids(self.length, self.settings.d_model, self.settings.sinusoids)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SinusoidalPositions:
         """Follow the model's device and dtype, but from the exact table: never through a lower precision and back."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        length, d_model = self.table_TD.shape
         if not self.table_TD.is_meta:
-            self.table_TD = sinusoids(length, d_model).to(self.table_TD)
+            self.table_TD = self._table().to(self.table_TD)
         return self
 
 
-class LearnedPositions(nn.Module):
+class LearnedPositions(Positions):
     """Adds a learned vector per position: row (E) of the paper's Table 3 (Gehring et al. 2017)."""
 
-    def __init__(self, settings: ModelSettings) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(settings.max_length, settings.d_model))
+    def __init__(self, settings: ModelSettings, *, causal: bool = False, length: int | None = None) -> None:
+        super().__init__(settings, causal=causal, length=length)
+        self.weight = nn.Parameter(torch.empty(self.length, settings.d_model))
         nn.init.normal_(self.weight, std=settings.d_model**-0.5)
 
-    def forward(self, x_BTD: Float[Tensor, "B T D"], offset: int = 0) -> Float[Tensor, "B T D"]:
-        return x_BTD + _rows(self.weight, offset, x_BTD.shape[1])
+    def forward(self, x_BTD: Float[Tensor, "B T D"], places: Places) -> Float[Tensor, "B T D"]:
+        return x_BTD + _rows(self.weight, places)
 
 
-def _rows(table_TD: Tensor, offset: int, count: int) -> Tensor:
+class RotaryPositions(Positions):
+    """Turns queries and keys (`rotary.py`)."""
+
+    has_turn = True
+
+    def __init__(self, settings: ModelSettings, *, causal: bool = False, length: int | None = None) -> None:
+        super().__init__(settings, causal=causal, length=length)
+        self.layout = settings.rotary.layout
+        self.frequencies_R, self.factor = rotary.frequencies(settings.rotary, settings.rotary_width)
+
+    def turn(self, places: Places) -> rotary.Turn:
+        return rotary.turn(self.frequencies_R, self.factor, places.position)
+
+    def rotate(self, x_BHTE: Float[Tensor, "B H T E"], turn: rotary.Turn) -> Float[Tensor, "B H T E"]:
+        return rotary.rotate(x_BHTE, turn, self.layout)
+
+
+class LinearBiases(Positions):
+    """Scores fall with distance, in each head at another rate (ALiBi; Press et al. 2022, arXiv 2108.12409)."""
+
+    has_bias = True
+
+    def __init__(self, settings: ModelSettings, *, causal: bool = False, length: int | None = None) -> None:
+        super().__init__(settings, causal=causal, length=length)
+        self.slopes = slopes(settings.heads)
+
+    def bias(self, distance: Int[Tensor, "*places"], head: Int[Tensor, "*heads"]) -> Float[Tensor, "*scores"]:
+        return -self.slopes.to(head.device)[head] * distance.abs()
+
+
+def slopes(heads: int) -> Float[Tensor, " heads"]:
+    """2^(-8/n), 2^(-16/n), ... for n heads; where n is no power of two, those of the powers around it (section 3)."""
+    power = 2 ** math.floor(math.log2(heads))
+    first = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    between = [2 ** (-4 * (2 * i + 1) / power) for i in range(heads - power)]
+    return torch.tensor(first + between, device="cpu")
+
+
+class BucketBiases(Positions):
+    """A learned bias for each head and bucket of distances (T5; Raffel et al. 2020, arXiv 1910.10683, section 2.1)."""
+
+    has_bias = True
+
+    def __init__(self, settings: ModelSettings, *, causal: bool = False, length: int | None = None) -> None:
+        super().__init__(settings, causal=causal, length=length)
+        self.causal = causal
+        self.count, self.max_distance = settings.buckets.count, settings.buckets.max_distance
+        self.weight = nn.Parameter(torch.empty(self.count, settings.heads))
+        nn.init.normal_(self.weight, std=settings.d_model**-0.5)
+
+    def bias(self, distance: Int[Tensor, "*places"], head: Int[Tensor, "*heads"]) -> Float[Tensor, "*scores"]:
+        return self.weight[buckets(distance, self.count, self.max_distance, self.causal), head]
+
+
+def buckets(distance: Int[Tensor, "*places"], count: int, max_distance: int, causal: bool) -> Int[Tensor, "*places"]:
+    """The bucket of each distance (key position minus query position).
+
+    Half of the buckets are for one distance each, the other half are spaced evenly in its logarithm up to
+    `max_distance`. Unless `causal`, later keys have half of all buckets to themselves.
+    """
+    first = torch.zeros_like(distance)
+    if causal:
+        distance = (-distance).clamp(min=0)
+    else:
+        count //= 2
+        first = (distance > 0).long() * count
+        distance = distance.abs()
+    single = count // 2
+    share = (distance.clamp(min=1).float() / single).log() / math.log(max_distance / single)
+    far = (single + (share * (count - single)).long()).clamp(max=count - 1)
+    return first + torch.where(distance < single, distance, far)
+
+
+def _rows(table_TD: Tensor, places: Places) -> Tensor:
     """Rows of a table of positions; beyond its end, where slicing would quietly give fewer, `ValueError`."""
-    if offset + count > len(table_TD):
-        raise ValueError(f"{offset + count} positions are more than the model's max_length of {len(table_TD)}")
-    return table_TD[offset : offset + count]
+    count = len(places)
+    last = places.start + count if places.start is not None else int(places.position.max()) + 1
+    if last > len(table_TD):
+        raise ValueError(f"{last} positions are more than the model's max_length of {len(table_TD)}")
+    if places.start is not None:
+        return table_TD[places.start : last]
+    return functional.embedding(places.position, table_TD)
 
 
-POSITIONS: dict[str, Callable[[ModelSettings], nn.Module]] = {
+POSITIONS: dict[str, type[Positions]] = {
     "sinusoidal": SinusoidalPositions,
     "learned": LearnedPositions,
+    "rotary": RotaryPositions,
+    "alibi": LinearBiases,
+    "t5": BucketBiases,
+    "none": Positions,
 }

@@ -7,8 +7,9 @@ model share stands in it once.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -17,21 +18,26 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from regard.errors import UserError
-from regard.model.settings import ModelSettings
-from regard.model.transformer import EncoderDecoder
+from regard.model.inputs import Embedding
+from regard.model.settings import HeadSettings, ModelSettings
+from regard.model.transformer import BidirectionalEncoder, CausalDecoder, EncoderDecoder, Model
 from regard.settings import Settings
 from regard.text.lines import atomic_write
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
-VERSION = 1
+VERSION = 2
+READABLE = (1, 2)
+"""Version 1 had encoder-decoders only, with fewer settings; their defaults mean what it meant."""
+
+Size = Annotated[int, Field(gt=0, le=2**24)]
 
 
 class Vocabulary(Settings):
-    """How many token ids each side has."""
+    """How many token ids an encoder reads (`source`) and a decoder writes (`target`), where the model has them."""
 
-    source: int = Field(gt=0, le=2**24)
-    target: int = Field(gt=0, le=2**24)
+    source: Size | None = None
+    target: Size | None = None
 
 
 class Languages(Settings):
@@ -46,18 +52,60 @@ class ModelConfig(Settings):
 
     format: Literal["regard.model"] = "regard.model"
     version: int = VERSION
-    family: Literal["encoder-decoder"] = "encoder-decoder"
+    family: Literal["encoder-decoder", "causal-decoder", "encoder"] = "encoder-decoder"
     languages: Languages = Languages()
     tokenizers: str | None = None
     """Fingerprint of the tokenizers that the model was trained with."""
     vocabulary: Vocabulary
+    head: HeadSettings | None = None
+    """What stands on an encoder."""
     model: ModelSettings
 
     @model_validator(mode="after")
-    def _one_vocabulary(self) -> ModelConfig:
-        if self.model.tie == "all" and self.vocabulary.source != self.vocabulary.target:
+    def _fits_the_family(self) -> ModelConfig:
+        reads, writes = self.family != "causal-decoder" and self.model.input == "tokens", self.family != "encoder"
+        if (self.vocabulary.source is not None) != reads or (self.vocabulary.target is not None) != writes:
+            raise ValueError(f"vocabulary: does not fit a model of the family {self.family}")
+        if self.head is not None and self.family != "encoder":
+            raise ValueError(f"head: a model of the family {self.family} has none")
+        if self.head is not None and self.head.kind == "masked-lm" and not reads:
+            raise ValueError("head: a masked language model reads tokens")
+        both = self.family == "encoder-decoder"
+        if both and self.model.tie == "all" and self.vocabulary.source != self.vocabulary.target:
             raise ValueError('model.tie = "all" needs one vocabulary for both sides')
         return self
+
+
+def build(config: ModelConfig) -> Model:
+    """A new model by its configuration."""
+    return _BUILDERS[config.family](config)
+
+
+_BUILDERS: dict[str, Callable[[ModelConfig], Model]] = {
+    "encoder-decoder": lambda config: EncoderDecoder(
+        config.model, config.vocabulary.source, _size(config.vocabulary.target)
+    ),
+    "causal-decoder": lambda config: CausalDecoder(config.model, _size(config.vocabulary.target)),
+    "encoder": lambda config: BidirectionalEncoder(config.model, config.vocabulary.source, config.head),
+}
+
+
+def describe(model: Model, languages: Languages | None = None, tokenizers: str | None = None) -> ModelConfig:
+    """The configuration of a model: `build` makes one like it."""
+    vocabulary: dict[str, int] = {}
+    reader = model.source_embedding if isinstance(model, EncoderDecoder) else model.embedding
+    if isinstance(reader, Embedding) and not isinstance(model, CausalDecoder):
+        vocabulary["source"] = len(reader.weight)
+    if not isinstance(model, BidirectionalEncoder):
+        vocabulary["target"] = len(model.output)
+    return ModelConfig(
+        family=model.family,
+        languages=languages or Languages(),
+        tokenizers=tokenizers,
+        vocabulary=Vocabulary(**vocabulary),
+        head=model.head_settings if isinstance(model, BidirectionalEncoder) else None,
+        model=model.settings,
+    )
 
 
 def parameters(model: nn.Module) -> dict[str, Tensor]:
@@ -108,14 +156,9 @@ def write(directory: Path, model: nn.Module, languages: Languages | None = None,
     `tokenizers` is the fingerprint of those it was trained with, so that no others are taken for them.
     """
     model = unwrap(model)
-    if not isinstance(model, EncoderDecoder):
+    if not isinstance(model, Model):
         raise TypeError(f"not a model of this package: {type(model).__name__}")
-    config = ModelConfig(
-        languages=languages or Languages(),
-        tokenizers=tokenizers,
-        vocabulary=Vocabulary(source=model.source_embedding.weight.shape[0], target=model.output.shape[0]),
-        model=model.settings,
-    )
+    config = describe(model, languages, tokenizers)
     directory.mkdir(parents=True, exist_ok=True)
     with atomic_write(directory / WEIGHTS) as file:
         file.write(save({name: tensor.contiguous().cpu() for name, tensor in parameters(model).items()}))
@@ -132,22 +175,21 @@ def find(directory: Path) -> Path:
     return inside if not (directory / CONFIG).exists() and (inside / CONFIG).exists() else directory
 
 
-def read(directory: Path, device: torch.device | str = "cpu") -> EncoderDecoder:
+def read(directory: Path, device: torch.device | str = "cpu") -> Model:
     """Read the model in `directory`, in evaluation mode; `UserError` names the file and what is wrong with it."""
     config = read_config(directory)
     tensors = read_tensors(directory / WEIGHTS)
-    sizes = config.vocabulary.source, config.vocabulary.target
     # Without memory at first: dimensions that the weights do not have may be too large for any machine.
-    _refuse_misfits(blueprint(config.model, *sizes), tensors, str(directory / WEIGHTS))
-    model = EncoderDecoder(config.model, *sizes)
+    _refuse_misfits(blueprint(config), tensors, str(directory / WEIGHTS))
+    model = build(config)
     assign(model, tensors, str(directory / WEIGHTS))
     return model.to(device).eval()
 
 
-def blueprint(settings: ModelSettings, source_vocabulary: int, target_vocabulary: int) -> EncoderDecoder:
+def blueprint(config: ModelConfig) -> Model:
     """A model without memory for its weights, to be counted and compared."""
     with torch.device("meta"):
-        return EncoderDecoder(settings, source_vocabulary, target_vocabulary)
+        return build(config)
 
 
 def read_config(directory: Path) -> ModelConfig:
@@ -158,9 +200,9 @@ def read_config(directory: Path) -> ModelConfig:
     values = read_json(path)
     if values.get("format") != "regard.model":
         raise UserError(f"{path}: is not the configuration of a model of this package")
-    if values.get("version") != VERSION:
+    if values.get("version") not in READABLE:
         raise UserError(
-            f"{path}: has format version {values.get('version')!r}; this release reads version {VERSION}: "
+            f"{path}: has format version {values.get('version')!r}; this release reads versions up to {VERSION}: "
             "install the release that wrote it, or a newer one"
         )
     return ModelConfig.parse(values, str(path))
@@ -193,3 +235,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def _shape(tensor: Tensor) -> str:
     return "x".join(map(str, tensor.shape))
+
+
+def _size(vocabulary: int | None) -> int:
+    if vocabulary is None:
+        raise ValueError("a model that writes tokens needs a vocabulary")
+    return vocabulary

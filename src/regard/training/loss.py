@@ -10,7 +10,7 @@ Shapes: N positions, D d_model, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.data.batches import Batch
+from regard.model.settings import ModelSettings
 from regard.model.transformer import EncoderDecoder
 
 CHUNK_BYTES = 16 * 2**20
@@ -36,10 +37,20 @@ class LossSums:
 
 
 def reference_cross_entropy(
-    hidden_ND: Float[Tensor, "N D"], weight_VD: Float[Tensor, "V D"], targets_N: Int[Tensor, " N"], smoothing: float
+    hidden_ND: Float[Tensor, "N D"],
+    weight_VD: Float[Tensor, "V D"],
+    targets_N: Int[Tensor, " N"],
+    smoothing: float,
+    softcap: float | None = None,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Smoothed loss and negative log-likelihood, summed over positions, said plainly: the oracle of the fused one."""
-    log_probabilities_NV = functional.linear(hidden_ND, weight_VD).float().log_softmax(dim=-1)
+    """Smoothed loss and negative log-likelihood, summed over positions, said plainly: the oracle of the fused one.
+
+    With `softcap`, logits are bent to stay within it.
+    """
+    logits_NV = functional.linear(hidden_ND, weight_VD).float()
+    if softcap is not None:
+        logits_NV = softcap * torch.tanh(logits_NV / softcap)
+    log_probabilities_NV = logits_NV.log_softmax(dim=-1)
     nll_N = -log_probabilities_NV.gather(1, targets_N[:, None]).squeeze(1)
     uniform_N = -log_probabilities_NV.mean(dim=-1)
     loss_N = (1 - smoothing) * nll_N + smoothing * uniform_N
@@ -118,11 +129,36 @@ class _FusedCrossEntropy(torch.autograd.Function):
         return gradient_hidden * scale.to(gradient_hidden.dtype), gradient_weight * scale, None, None, None
 
 
+class WritesTokens(Protocol):
+    """A model with logits over a vocabulary: what their loss needs to know of it."""
+
+    settings: ModelSettings
+
+    @property
+    def output(self) -> Tensor: ...
+    @property
+    def output_bias(self) -> Tensor | None: ...
+
+
+def vocabulary_loss(
+    model: WritesTokens, hidden_ND: Float[Tensor, "N D"], targets_N: Int[Tensor, " N"], smoothing: float
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Smoothed loss and negative log-likelihood, summed, of a model's logits for these hidden states."""
+    weight_VD = model.output
+    if model.output_bias is not None:  # a bias is the weight of one more hidden value, which is always 1
+        hidden_ND = torch.cat((hidden_ND, hidden_ND.new_ones(len(hidden_ND), 1)), dim=1)
+        weight_VD = torch.cat((weight_VD, model.output_bias[:, None]), dim=1)
+    if model.settings.output_softcap is not None:
+        return reference_cross_entropy(hidden_ND, weight_VD, targets_N, smoothing, model.settings.output_softcap)
+    loss, nll = cross_entropy(hidden_ND, weight_VD, targets_N, smoothing)
+    return loss, nll
+
+
 def translation_loss(model: EncoderDecoder, batch: Batch, smoothing: float) -> LossSums:
     """The loss of predicting each target token from the source and the tokens before it. Padding takes no part."""
     hidden_BTD = model(batch.source_BS, batch.source_mask_BS, batch.target_in_BT)
     real_N = batch.target_mask_BT.flatten().nonzero().squeeze(1)
     hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, real_N)
     targets_N = batch.target_out_BT.flatten().index_select(0, real_N)
-    loss, nll = cross_entropy(hidden_ND, model.output, targets_N, smoothing)
+    loss, nll = vocabulary_loss(model, hidden_ND, targets_N, smoothing)
     return LossSums(loss, nll, batch.target_tokens)

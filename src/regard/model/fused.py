@@ -1,0 +1,189 @@
+"""Fused executions of attention: the mathematics of `reference_attention`, without all scores in memory.
+
+* whole: torch's scaled dot-product attention (SDPA), for no mask, a causal one, or one of padding;
+* flex: FlexAttention, compiled, for masks by rule, biases by distance and soft-capped scores on a GPU;
+* blocks: the same there where FlexAttention is slow or absent (CPUs): SDPA, or the plain formula where scores are
+  soft-capped, for so many queries at a time, over the keys that any of them may see.
+
+Shapes: B batch, H query heads, G key and value heads, S key positions, T query positions, E width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from regard.model.masks import Mask, PlaceMask
+from regard.model.positions import Bias, PlaceBias
+from regard.model.reference import reference_attention
+
+BLOCK_SCORES = 2**22
+"""So many scores of a head are held at a time."""
+
+
+def fused_attention(
+    query_BHTE: Float[Tensor, "B H T E"],
+    key_BGSE: Float[Tensor, "B G S E"],
+    value_BGSE: Float[Tensor, "B G S Ev"],
+    mask: Mask | None = None,
+    bias: Bias | None = None,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    drop: float = 0.0,
+) -> Float[Tensor, "B H T Ev"]:
+    """Attention by the fused execution that fits; arguments as `reference_attention`."""
+    by_rule = isinstance(mask, PlaceMask) and not mask.is_causal
+    inputs = query_BHTE, key_BGSE, value_BGSE, mask, bias
+    if not (by_rule or bias is not None or softcap is not None):
+        return whole(*inputs, scale=scale, drop=drop)
+    if flex_fits(query_BHTE, mask, bias, drop):
+        return flex(*inputs, scale=scale, softcap=softcap)
+    return blocks(*inputs, scale=scale, softcap=softcap, drop=drop)
+
+
+def whole(
+    query_BHTE: Float[Tensor, "B H T E"],
+    key_BGSE: Float[Tensor, "B G S E"],
+    value_BGSE: Float[Tensor, "B G S Ev"],
+    mask: Mask | None = None,
+    bias: Bias | None = None,
+    *,
+    scale: float | None = None,
+    drop: float = 0.0,
+) -> Float[Tensor, "B H T Ev"]:
+    """All queries at once through `torch.nn.functional.scaled_dot_product_attention`."""
+    causal = mask is not None and mask.is_causal and bias is None
+    added = None if bias is None else bias.dense_BHTS
+    if mask is not None and not causal:
+        added = mask.bias_BHTS if added is None else added + mask.bias_BHTS
+    output_BHTE = functional.scaled_dot_product_attention(
+        query_BHTE,
+        key_BGSE,
+        value_BGSE,
+        None if added is None else added.to(query_BHTE.dtype),
+        dropout_p=drop,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=query_BHTE.shape[1] != key_BGSE.shape[1],
+    )
+    if mask is not None and mask.empty_BHT1 is not None:
+        output_BHTE = output_BHTE.masked_fill(mask.empty_BHT1, 0.0)
+    return output_BHTE
+
+
+def blocks(
+    query_BHTE: Float[Tensor, "B H T E"],
+    key_BGSE: Float[Tensor, "B G S E"],
+    value_BGSE: Float[Tensor, "B G S Ev"],
+    mask: Mask | None = None,
+    bias: Bias | None = None,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    drop: float = 0.0,
+) -> Float[Tensor, "B H T Ev"]:
+    """Some queries at a time, over the keys from the first to the last that any of them may see."""
+    queries, keys = query_BHTE.shape[2], key_BGSE.shape[2]
+    rows = max(1, BLOCK_SCORES // keys)
+    outputs = []
+    for start in range(0, queries, rows):
+        stop = min(start + rows, queries)
+        part_mask = None if mask is None else mask.rows(start, stop)
+        part_bias = None if bias is None else bias.rows(start, stop)
+        first, last = 0, keys
+        if part_mask is not None:
+            first, last = _visible(part_mask)
+            part_mask = part_mask.columns(first, last)
+            part_bias = part_bias if part_bias is None else part_bias.columns(first, last)
+        part = query_BHTE[:, :, start:stop], key_BGSE[:, :, first:last], value_BGSE[:, :, first:last]
+        if softcap is None:
+            outputs.append(whole(*part, part_mask, part_bias, scale=scale, drop=drop))
+        else:
+            plain = reference_attention(*part, part_mask, part_bias, scale=scale, softcap=softcap, drop=drop)
+            outputs.append(plain.output_BHTE)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+
+
+def _visible(mask: Mask) -> tuple[int, int]:
+    """The range of keys that any query may attend to; never empty."""
+    places = mask.allowed_BHTS.flatten(0, 2).any(dim=0).nonzero()
+    return (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 1)
+
+
+def flex(
+    query_BHTE: Float[Tensor, "B H T E"],
+    key_BGSE: Float[Tensor, "B G S E"],
+    value_BGSE: Float[Tensor, "B G S Ev"],
+    mask: Mask | None = None,
+    bias: Bias | None = None,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    compiled: bool = True,
+) -> Float[Tensor, "B H T Ev"]:
+    """All queries at once through FlexAttention, which skips blocks of hidden keys and computes biases as it goes.
+
+    Uncompiled it holds all scores: for comparison only.
+    """
+
+    def changed(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        if softcap is not None:
+            score = softcap * torch.tanh(score / softcap)
+        if isinstance(bias, PlaceBias):
+            distance = bias.keys.at(b, k).position - bias.queries.at(b, q).position
+            score = score + bias.scheme.bias(distance, h)
+        return score
+
+    kernel: Callable[..., Tensor] = _compiled_flex() if compiled else flex_attention
+    return kernel(
+        query_BHTE,
+        key_BGSE,
+        value_BGSE,
+        score_mod=None if bias is None and softcap is None else changed,
+        block_mask=None if mask is None else _block_mask(mask, query_BHTE, key_BGSE, compiled),
+        scale=scale,
+        enable_gqa=query_BHTE.shape[1] != key_BGSE.shape[1],
+    )
+
+
+def flex_fits(query_BHTE: Tensor, mask: Mask | None, bias: Bias | None, drop: float) -> bool:
+    """Whether FlexAttention can do this, and is the fastest for it: on CPUs it is not (benchmarks/attention.py)."""
+    several = query_BHTE.is_cuda and query_BHTE.shape[2] >= 128
+    return several and drop == 0.0 and (bias is None or isinstance(bias, PlaceBias))
+
+
+@cache
+def _compiled_flex() -> Callable[..., Any]:
+    return torch.compile(flex_attention, dynamic=True)
+
+
+_BLOCK_MASKS: WeakKeyDictionary[Mask, BlockMask] = WeakKeyDictionary()
+
+
+def _block_mask(mask: Mask, query_BHTE: Tensor, key_BGSE: Tensor, compiled: bool) -> BlockMask:
+    """Which blocks of keys each block of queries sees: the layers of a stack share a mask, and this with it."""
+    if mask not in _BLOCK_MASKS:
+        batch, heads, queries, _ = query_BHTE.shape
+
+        def by_rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            assert isinstance(mask, PlaceMask)
+            return mask.rule(mask.queries.at(b, q), mask.keys.at(b, k))
+
+        def by_value(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            index = (each if size > 1 else 0 for each, size in zip((b, h, q), mask.allowed_BHTS.shape, strict=False))
+            return mask.allowed_BHTS[*index, k]
+
+        function = by_rule if isinstance(mask, PlaceMask) else by_value
+        _BLOCK_MASKS[mask] = create_block_mask(
+            function, batch, heads, queries, key_BGSE.shape[2], device=str(query_BHTE.device), _compile=compiled
+        )
+    return _BLOCK_MASKS[mask]
