@@ -18,7 +18,7 @@ from regard.model.transformer import EncoderDecoder
 
 DATA = Path(__file__).parent / "data"
 SOURCE, TARGET = torch.tensor([[3, 4, 5], [6, 7, 0]]), torch.tensor([[1, 8], [1, 9]])
-TIES = ["all", "decoder", "none"]
+TIES = ("all", "inputs", "decoder", "none")
 POSITIONS = ["sinusoidal", "learned"]
 
 
@@ -49,7 +49,7 @@ def test_what_is_written_is_read(tmp_path: Path, tie: str, positions: str) -> No
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize(("tie", "matrices"), [("all", 1), ("decoder", 2), ("none", 3)])
+@pytest.mark.parametrize(("tie", "matrices"), [("all", 1), ("inputs", 2), ("decoder", 2), ("none", 3)])
 def test_the_file_holds_each_matrix_once_and_no_table(tmp_path: Path, tie: str, matrices: int, positions: str) -> None:
     model = build(tie, positions)
     store.write(tmp_path, model)
@@ -67,7 +67,8 @@ def test_tied_matrices_are_still_one_after_reading_and_a_step(tmp_path: Path, ti
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     model.logits(model(SOURCE, SOURCE != 0, TARGET)).log_softmax(-1)[..., 5].sum().backward()
     optimizer.step()
-    assert torch.equal(model.target_embedding.weight, model.output) == (tie != "none")
+    assert torch.equal(model.target_embedding.weight, model.output) == (tie in ("all", "decoder"))
+    assert torch.equal(model.source_embedding.weight, model.target_embedding.weight) == (tie in ("all", "inputs"))
     assert torch.equal(model.source_embedding.weight, model.output) == (tie == "all")
 
 

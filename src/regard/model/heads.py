@@ -30,8 +30,7 @@ class MaskedLanguageHead(nn.Module):
         self.dense = linear(settings.d_model, settings.d_model)
         self.norm = norm(settings)
         self.bias = nn.Parameter(torch.zeros(len(embedding_VD)))
-        untied = settings.tie == "none"
-        self.output = embedding_matrix(*embedding_VD.shape) if untied else embedding_VD
+        self.output = embedding_VD if settings.ties_output else embedding_matrix(*embedding_VD.shape)
 
     def predict(self, states_ND: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows D"]:
         """What the output matrix is multiplied with."""

@@ -210,8 +210,9 @@ class ModelSettings(Settings):
     """On attention weights. The paper has none."""
     activation_dropout: float = Field(0.0, ge=0, lt=1)
     """Inside the feed-forward layer. The paper has none."""
-    tie: Literal["all", "decoder", "none"] = "all"
-    """Which embeddings share one matrix: source, target and output (section 3.4); target and output; none."""
+    tie: Literal["all", "inputs", "decoder", "none"] = "all"
+    """Which embeddings share one matrix: source, target and output (section 3.4); source and target (T5 v1.1); target
+    and output; none."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> ModelSettings:
@@ -232,9 +233,19 @@ class ModelSettings(Settings):
     def _window_given(self) -> ModelSettings:
         if self.window is None and set(self.spans) != {"full"}:
             raise ValueError(f"spans = {', '.join(self.spans)} needs window, the distance that attention reaches")
-        if self.input != "tokens" and self.tie == "all":
+        if self.input != "tokens" and self.ties_inputs:
             raise ValueError(f'input = {self.input} has no token vectors to share: choose tie = "decoder" or "none"')
         return self
+
+    @property
+    def ties_inputs(self) -> bool:
+        """Whether source and target share their vectors, and so one vocabulary."""
+        return self.tie in ("all", "inputs")
+
+    @property
+    def ties_output(self) -> bool:
+        """Whether the output matrix is that of the embedding."""
+        return self.tie in ("all", "decoder")
 
     @property
     def key_heads(self) -> int:

@@ -71,8 +71,8 @@ class ModelConfig(Settings):
         if self.head is not None and self.head.kind == "masked-lm" and not reads:
             raise ValueError("head: a masked language model reads tokens")
         both = self.family == "encoder-decoder"
-        if both and self.model.tie == "all" and self.vocabulary.source != self.vocabulary.target:
-            raise ValueError('model.tie = "all" needs one vocabulary for both sides')
+        if both and self.model.ties_inputs and self.vocabulary.source != self.vocabulary.target:
+            raise ValueError(f'model.tie = "{self.model.tie}" needs one vocabulary for both sides')
         return self
 
 

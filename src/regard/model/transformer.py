@@ -46,7 +46,7 @@ class Output(nn.Module):
 
     def make_output(self, vocabulary: int, embedding_VD: nn.Parameter) -> None:
         """The matrix: that of the embedding, or its own."""
-        tied = self.settings.tie != "none"
+        tied = self.settings.ties_output
         self.output = embedding_VD if tied else embedding_matrix(vocabulary, self.settings.d_model)
         self.output_bias = nn.Parameter(torch.zeros(vocabulary)) if self.settings.output_bias else None
 
@@ -66,10 +66,10 @@ class EncoderDecoder(Output):
         """`source_vocabulary` is None where the source is not of tokens."""
         super().__init__()
         self.settings = settings
-        if settings.tie == "all" and source_vocabulary != target_vocabulary:
-            raise ValueError('tie = "all" needs one vocabulary for both sides')
+        if settings.ties_inputs and source_vocabulary != target_vocabulary:
+            raise ValueError(f'tie = "{settings.tie}" needs one vocabulary for both sides')
         target_VD = embedding_matrix(target_vocabulary, settings.d_model)
-        shared_VD = target_VD if settings.tie == "all" else None
+        shared_VD = target_VD if settings.ties_inputs else None
         self.source_embedding = encoder_input(settings, source_vocabulary, shared_VD, settings.source_max_length)
         self.target_embedding = Embedding(settings, target_VD, causal=True)
         self.make_output(target_vocabulary, target_VD)
