@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.data.arrow import Ids
 from regard.data.budget import BatchSettings, Indices, Runs, runs_in_order, shuffled_runs
 from regard.data.dataset import PairDataset
 from regard.data.feed import Epochs, RealShare
+from regard.data.rows import padded
 from regard.errors import UserError
 
 __all__ = ["Batch", "BatchSettings", "Batches"]
@@ -122,10 +122,10 @@ class Batches(Epochs[Runs, Batch]):
     def _build(self, indices: Indices) -> Batch:
         around = self._tokenizers
         sources, targets = zip(*map(self._dataset.pair, indices.tolist()), strict=True)
-        source_BS, source_mask_BS = _padded(sources, around.source_begin, around.source_end, around.source.pad)
+        source_BS, source_mask_BS = padded(sources, around.source_begin, around.source_end, around.source.pad)
         begin, end, padding = around.target_begin, around.target_end, around.target.pad
-        target_in_BT, _ = _padded(targets, begin, (), padding)
-        target_out_BT, target_mask_BT = _padded(targets, begin[1:], (end,), padding)
+        target_in_BT, _ = padded(targets, begin, (), padding)
+        target_out_BT, target_mask_BT = padded(targets, begin[1:], (end,), padding)
         target_mask_BT[:, : len(begin) - 1] = False
         return Batch(
             source_BS,
@@ -137,17 +137,3 @@ class Batches(Epochs[Runs, Batch]):
             source_tokens=int(source_mask_BS.sum()),
             target_tokens=int(target_mask_BT.sum()),
         )
-
-
-def _padded(
-    lines: tuple[Ids, ...], begin: tuple[int, ...], end: tuple[int, ...], padding: int
-) -> tuple[Tensor, Tensor]:
-    """Begin, line, end and padding as a row of ids for each line, and which of them are not padding."""
-    lengths = np.array([len(line) for line in lines])[:, None]
-    positions = np.arange(-len(begin), lengths.max() + len(end))
-    ids = np.full((len(lines), len(positions)), padding, dtype=np.int64)
-    ids[:, : len(begin)] = begin
-    ids[(positions >= 0) & (positions < lengths)] = np.concatenate(lines)
-    for place, number in enumerate(end):
-        ids[positions == lengths + place] = number
-    return torch.from_numpy(ids), torch.from_numpy(positions < lengths + len(end))

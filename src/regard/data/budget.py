@@ -41,6 +41,12 @@ class Runs:
     def __iter__(self) -> Iterator[Indices]:
         return map(self.__getitem__, range(len(self)))
 
+    def sums(self, values: Lengths) -> NDArray[np.int64]:
+        """The sum of the values of each batch's items."""
+        totals = np.concatenate(([0], np.cumsum(values[self.order], dtype=np.int64)))
+        sums: NDArray[np.int64] = totals[self.ends] - totals[self.starts]
+        return sums
+
     def padded(self, positions: Lengths) -> int:
         """The positions of all batches together, padding counted, where item i has `positions[i]` itself."""
         by_place = np.argsort(self.starts)

@@ -61,8 +61,10 @@ class TokenDataset:
     Only the lengths (4 bytes a document) are held in memory. It can be pickled: the copy maps the file again.
     """
 
-    def __init__(self, path: Path, tokens: Lists, documents: Documents) -> None:
+    def __init__(self, path: Path, tokens: Lists, documents: Documents, tokenizer: Tokenizer) -> None:
         self.path = path
+        self.tokenizer = tokenizer
+        """That made the ids; batches need what it puts around a text."""
         self._tokens = tokens
         self.documents: Documents = documents
         """What a document of this corpus is."""
@@ -70,8 +72,8 @@ class TokenDataset:
         """Tokens of each document, without begin and end marks: int32 array of `len(self)`."""
 
     @classmethod
-    def open(cls, path: Path, tokenizer: Tokenizer | None = None) -> TokenDataset:
-        """Map a file of documents; with `tokenizer`, make sure that it made it.
+    def open(cls, path: Path, tokenizer: Tokenizer) -> TokenDataset:
+        """Map a file of documents that `tokenizer` made.
 
         Raises `UserError` when the file is missing, no such file, damaged, of a later version, or made with another
         tokenizer.
@@ -80,10 +82,10 @@ class TokenDataset:
         documents = file.metadata.get("documents")
         if documents not in get_args(Documents):
             raise damaged(path, KIND, f"its documents are {documents}")
-        return cls(path, file.lists(0, KIND), cast(Documents, documents))
+        return cls(path, file.lists(0, KIND), cast(Documents, documents), tokenizer)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TokenDataset.open, (self.path,)
+        return TokenDataset.open, (self.path, self.tokenizer)
 
     def __len__(self) -> int:
         return len(self._tokens)
