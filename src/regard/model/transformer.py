@@ -72,6 +72,8 @@ class EncoderDecoder(Output):
         shared_VD = target_VD if settings.ties_inputs else None
         self.source_embedding = encoder_input(settings, source_vocabulary, shared_VD, settings.source_max_length)
         self.target_embedding = Embedding(settings, target_VD, causal=True)
+        if settings.tie == "inputs":
+            self.embedding = target_VD  # by a name that no other tying has, so that files are not taken for another
         self.make_output(target_vocabulary, target_VD)
         self.encoder = nn.ModuleList(EncoderLayer(settings) for _ in range(settings.encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(settings) for _ in range(settings.decoder_layers))
