@@ -112,7 +112,7 @@ def _settings(kind: _Kind, config: Config, names: Collection[str]) -> Blueprint:
         elif config.integer("decoder_vocab_size", source) != source:
             config.refuse("decoder_vocab_size other than vocab_size though embeddings are shared")
     tied = config.flag("tie_word_embeddings", True)
-    _refuse_unlike_sides(config)
+    refuse_unlike_sides(config)
     for key, value in (
         ("normalize_before", kind.pre),
         ("add_final_layer_norm", kind.pre),
@@ -149,7 +149,7 @@ def _settings(kind: _Kind, config: Config, names: Collection[str]) -> Blueprint:
     return Blueprint("encoder-decoder", ModelSettings.parse(values, config.origin), source, target, ids=ids)
 
 
-def _refuse_unlike_sides(config: Config) -> None:
+def refuse_unlike_sides(config: Config) -> None:
     """One setting serves both sides; a checkpoint whose sides differ is not supported."""
     config.equal("encoder_ffn_dim", "decoder_ffn_dim")
     config.equal("encoder_attention_heads", "decoder_attention_heads")
@@ -242,7 +242,7 @@ def stacks(s: ModelSettings, key_bias: bool = True) -> list[Row]:
     ]
 
 
-ARCHITECTURES = tuple(
+BART_FAMILY = tuple(
     Architecture(
         name=kind.name,
         about=kind.about,

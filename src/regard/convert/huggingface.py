@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from regard.convert.architectures import ARCHITECTURES
 from regard.convert.config import Config
 from regard.convert.mapping import NONE, Architecture, Blueprint, Ids, Model, Row
+from regard.convert.mapping import weights as all_weights
 from regard.convert.output import whole_directory
 from regard.errors import JobError, UserError
 from regard.model.store import read_json, unwrap
@@ -94,8 +95,8 @@ def _check(
                 shapes.append(f"{stored} is {_shape(weights.shape(stored))}, not {_shape(expected.shape)}")
     computed = [re.compile(pattern) for pattern in architecture.computed]
     unknown = [name for name in weights.names() - known if not any(each.fullmatch(name) for each in computed)]
-    filled = {each.ours for each in rows if not each.unused}
-    missing += [f"what makes {name}" for name in outline.keys() - filled]
+    filled = {id(outline[each.ours]) for each in rows if not each.unused}
+    missing += [f"what makes {name}" for name, parameter in outline.items() if id(parameter) not in filled]
     problems = [
         f"{what}: {', '.join(sorted(names))}"
         for what, names in (("missing", missing), ("not expected", unknown), ("of another shape", shapes))
@@ -108,7 +109,7 @@ def _check(
 def _fill(
     model: nn.Module, rows: list[Row], outline: Mapping[str, Tensor], weights: _Weights, dtype: torch.dtype | None
 ) -> None:
-    parameters = dict(model.named_parameters())
+    parameters = all_weights(model)
     for each in rows:
         if each.unused:
             continue
@@ -253,7 +254,7 @@ def write(
 
 def _tensors(architecture: Architecture, plan: Blueprint, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     outline = plan.outline()
-    own = {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
+    own = {name: parameter.detach().cpu() for name, parameter in all_weights(model).items()}
     for each in architecture.rows(plan):
         # What only they have, such as a bias, is written as zeros.
         ours = own[each.ours] if each.ours in own else torch.zeros(outline[each.ours].shape)

@@ -49,15 +49,17 @@ class Blueprint:
     """Ids of what is written; equal to `source` where a family has one vocabulary."""
     head: HeadSettings | None = None
     ids: Ids = NONE
+    variant: str = ""
+    """What a table of names has to know of a foreign file beside all that; no part of ours."""
 
     def build(self) -> Model:
         """The model, with weights as they are before training."""
         return _FAMILIES[self.family](self)
 
-    def outline(self) -> dict[str, Tensor]:
-        """Its weights by name, without memory for their values."""
+    def outline(self) -> dict[str, nn.Parameter]:
+        """Its weights by name (a shared one has several), without memory for their values."""
         with torch.device("meta"):
-            return dict(self.build().named_parameters())
+            return weights(self.build())
 
     @classmethod
     def of(cls, model: nn.Module, ids: Ids = NONE) -> Blueprint:
@@ -72,6 +74,11 @@ class Blueprint:
                 size = _ids_of(model.embedding)
                 return cls(model.family, model.settings, size, size, model.head_settings, ids)
         raise TypeError(f"not a model of this package: {type(model).__name__}")
+
+
+def weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights of a model; a shared one stands under each of its names."""
+    return dict(model.named_parameters(remove_duplicate=False))
 
 
 def _ids_of(embedding: nn.Module) -> int | None:
@@ -334,5 +341,5 @@ def essence(plan: Blueprint) -> dict[str, Any]:
         unused |= {"block"}
     if plan.family != EncoderDecoder.family:
         unused |= {"encoder_layers" if plan.family == CausalDecoder.family else "decoder_layers"}
-        values["tie"] = s.tie != "none"
+        values["tie"] = s.ties_output
     return {key: value for key, value in values.items() if key not in unused}
