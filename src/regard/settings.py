@@ -39,7 +39,7 @@ class Settings(BaseModel):
 
     def to_yaml(self) -> str:
         """All settings as YAML that `read_yaml` reads back to the same."""
-        return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+        return dump_yaml(self.model_dump(mode="json"))
 
 
 def _sentence(root: type[Settings], detail: Any, origin: str) -> str:
@@ -147,6 +147,11 @@ _Loader.yaml_constructors = {
     tag: construct for tag, construct in yaml.SafeLoader.yaml_constructors.items() if tag in _KNOWN_TAGS
 }
 _Loader.add_constructor(_TAG + "map", _mapping)
+
+
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    """Values as YAML that `read_yaml` reads back to the same."""
+    return yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def parse_yaml(text: str, origin: str) -> Any:

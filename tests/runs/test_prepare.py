@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from regard.errors import UserError
-from regard.runs.prepare import Prepared, find_corpus, prepare
-from regard.runs.settings import RunSettings, resolve
+from regard.runs.settings import RunSettings
+from regard.runs.task import Run
+from regard.runs.tasks import resolve
+from regard.runs.translation import Translation
 from regard.text.lines import write_lines
 
 
@@ -24,19 +26,20 @@ def settings_for(folder: Path, chosen: list[tuple[str, str]], **data: object) ->
     return resolve({"data": files | data, "tokenizer": {"size": 300}}, "test")
 
 
-def prepared(folder: Path, settings: RunSettings) -> tuple[Prepared, list[str]]:
+def prepared(folder: Path, settings: RunSettings) -> tuple[Translation, list[str]]:
     said: list[str] = []
-    return prepare(folder / "run", settings, find_corpus(settings.data), said.append), said
+    run = Run(folder / "run", settings, Translation.corpus(settings.data), said.append)
+    return Translation(run), said
 
 
-def texts(result: Prepared) -> list[str]:
-    return result.tokenizers.source.decode([list(result.train.pair(i)[0]) for i in range(len(result.train))])
+def texts(result: Translation) -> list[str]:
+    return result.tokenizers.source.decode([list(result.pairs.pair(i)[0]) for i in range(len(result.pairs))])
 
 
 def test_held_out_pairs_are_not_trained_on(tmp_path: Path) -> None:
     chosen = pairs(400)
     result, said = prepared(tmp_path, settings_for(tmp_path, chosen))
-    held_out = set(result.dev_source)
+    held_out = set(result.sources)
     assert 5 <= len(held_out) <= 50
     assert held_out.isdisjoint(texts(result))
     assert held_out | set(texts(result)) == {source for source, _ in chosen}
@@ -46,7 +49,7 @@ def test_held_out_pairs_are_not_trained_on(tmp_path: Path) -> None:
 def test_equal_sources_are_held_out_together(tmp_path: Path) -> None:
     chosen = [(f"sentence {index % 40}", f"Satz {index}") for index in range(400)]
     result, _ = prepared(tmp_path, settings_for(tmp_path, chosen))
-    assert set(result.dev_source).isdisjoint(texts(result))
+    assert set(result.sources).isdisjoint(texts(result))
 
 
 def test_what_is_left_out_is_said_with_its_line(tmp_path: Path) -> None:
@@ -55,7 +58,7 @@ def test_what_is_left_out_is_said_with_its_line(tmp_path: Path) -> None:
     chosen[20] = chosen[19]
     dev = {"source": str(tmp_path / "a"), "target": str(tmp_path / "b")}
     result, said = prepared(tmp_path, settings_for(tmp_path, chosen, dev=dev))
-    assert len(result.train) == 58
+    assert len(result.pairs) == 58
     assert any("empty side (first in line 8)" in line for line in said)
     assert any("duplicate (first in line 21)" in line for line in said)
 
@@ -68,7 +71,7 @@ def test_a_second_sitting_prepares_nothing_anew(tmp_path: Path) -> None:
     assert said == []
     assert (tmp_path / "run" / "data" / "train.arrow").stat().st_mtime_ns == written
     assert second.tokenizers.fingerprint == first.tokenizers.fingerprint
-    assert second.dev_source == first.dev_source
+    assert second.sources == first.sources
 
 
 def test_unequal_files_are_refused(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from rich.console import Console
 
 from regard.errors import UserError
 from regard.runs import run
-from regard.runs.settings import RunSettings, resolve
+from regard.runs.settings import RunSettings
+from regard.runs.tasks import resolve
 from regard.text.lines import write_lines
 from regard.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from regard.training.terminal import TerminalView

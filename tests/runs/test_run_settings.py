@@ -10,8 +10,10 @@ import pytest
 
 from regard.errors import UserError
 from regard.model.presets import PRESETS
-from regard.runs.settings import RunSettings, choices, resolve
-from regard.settings import merge, read_yaml
+from regard.runs.settings import RunSettings
+from regard.runs.tasks import resolve, written
+from regard.runs.translation import Translation
+from regard.settings import merge, parse_yaml, read_yaml
 
 FILES: dict[str, Any] = {"data": {"train": {"source": "a", "target": "b"}}}
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
@@ -21,7 +23,7 @@ RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 def test_recipes_are_valid(recipe: Path) -> None:
     settings = resolve(read_yaml(recipe), str(recipe))
     # What settings.yaml of a run would hold means the same settings.
-    again = resolve(settings.model_dump(mode="json"), "again")
+    again = resolve(parse_yaml(written(settings), "again"), "again")
     assert again == settings
 
 
@@ -46,13 +48,16 @@ def test_a_preset_lies_beneath_what_the_recipe_says() -> None:
 
 @pytest.mark.parametrize("pairs", [1, 500, 29_000, 74_999, 75_000, 200_000, 999_999, 1_000_000, 40_000_000])
 def test_choices_by_size_are_whole_recipes(pairs: int) -> None:
-    settings = resolve(merge(choices(pairs), FILES), "choices")
+    settings = resolve(merge(Translation.choices(pairs), FILES), "choices")
     assert settings.preset in PRESETS
     assert settings.training.steps >= settings.validation.every
 
 
 def test_larger_corpora_get_larger_models() -> None:
-    widths = [resolve(merge(choices(pairs), FILES), "choices").model.d_model for pairs in (10_000, 100_000, 10_000_000)]
+    widths = [
+        resolve(merge(Translation.choices(pairs), FILES), "choices").model.d_model
+        for pairs in (10_000, 100_000, 10_000_000)
+    ]
     assert widths == sorted(set(widths))
 
 

@@ -82,7 +82,9 @@ def train(
         settings = _settings(values, recipe)
         directory = None
     if show:
-        print(settings.to_yaml(), end="")
+        from regard.runs.tasks import written
+
+        print(written(settings), end="")
         return
     if directory is None:
         directory = _directory(out, recipe)
@@ -120,19 +122,17 @@ def _files(**parts: tuple[Path | None, Path | None]) -> dict[str, Any]:
 
 def _settings(values: dict[str, Any], recipe: Path | None) -> RunSettings:
     """Resolved settings; without a recipe or preset, what is not given is chosen from the size of the corpus."""
-    from regard.runs.prepare import count_pairs, find_corpus
-    from regard.runs.settings import DataSettings, choices, describe, resolve
+    from regard.runs.settings import DataSettings
+    from regard.runs.tasks import choices, resolve, task_of
 
     origin = f"{recipe} with the options" if recipe else "command line"
-    if recipe:
+    if recipe or "preset" in values:
         return resolve(values, origin)
-    if "preset" in values:
-        return resolve(values, origin)
-    resolve(merge(choices(1), values), origin)  # a mistake is known before the corpus is read
-    corpus = find_corpus(DataSettings.parse(values["data"], origin))
-    pairs = count_pairs(corpus.train)
-    settings = resolve(merge(choices(pairs), values), origin)
-    log.info("%s", describe(settings, pairs))
+    task = task_of(values)
+    resolve(merge(choices(values, 1), values), origin)  # a mistake is known before the corpus is read
+    size = task.size(task.corpus(DataSettings.parse(values["data"], origin)))
+    settings = resolve(merge(choices(values, size), values), origin)
+    log.info("%s", task.describe(settings, size))
     return settings
 
 

@@ -2,10 +2,11 @@
 
 settings.yaml   resolved settings
 tokenizer.json  (or tokenizer.source.json and tokenizer.target.json)
-data/           binarised pairs, validation text
+data/           what training reads
 metrics.jsonl   and tensorboard/
 checkpoints/    step-N/
 model/          the model directory that everything after training uses
+adapters/       adapters by themselves, where they were trained
 """
 
 from __future__ import annotations
@@ -17,27 +18,28 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
+from torch import nn
 
-from regard.data.batches import Batches
 from regard.errors import UserError
 from regard.model import store
-from regard.model.transformer import EncoderDecoder
-from regard.pipelines import Translator, choose_device
-from regard.runs.decoding import Decoding
+from regard.pipelines import choose_device
 from regard.runs.export import export
-from regard.runs.prepare import Corpus, Prepared, Say, begin_anew, check_test, find_corpus, prepare
-from regard.runs.settings import RunSettings, resolve
+from regard.runs.initial import adapt, take_over
+from regard.runs.prepare import begin_anew
+from regard.runs.settings import RunSettings
+from regard.runs.task import Run, Say, Task
+from regard.runs.tasks import TASKS, reread, written
 from regard.settings import merge, read_yaml
 from regard.text.lines import atomic_write
 from regard.training.checkpoint import load_latest
 from regard.training.keeping import CheckpointKeeper
 from regard.training.logs import MetricsLog
-from regard.training.loss import translation_loss
 from regard.training.terminal import TerminalView, duration
 from regard.training.trainer import Listener, Trainer
 from regard.training.validation import EarlyStopping, Validation
@@ -48,7 +50,7 @@ if sys.platform != "win32":
 log = logging.getLogger("regard")
 
 SETTINGS = "settings.yaml"
-CHANGEABLE = ("training", "validation", "checkpoints", "search", "metrics")
+CHANGEABLE = ("training", "validation", "checkpoints", "search", "sampling", "metrics")
 """Sections that may differ when a run goes on; the others decide what the weights mean."""
 
 
@@ -60,21 +62,18 @@ def train(directory: Path, settings: RunSettings, view: TerminalView, say: Say) 
     if settings.training.threads is not None:
         torch.set_num_threads(settings.training.threads)
     choose_device(settings.training.device)  # a device that is not there is known before any work
-    corpus = find_corpus(settings.data)
-    check_test(corpus)
+    run = Run(directory, settings, TASKS[settings.task].corpus(settings.data), say)
     with _claimed(directory, settings):
-        return _carry_out(directory, settings, corpus, view, say)
+        return _carry_out(run, view)
 
 
-def _carry_out(
-    directory: Path, settings: RunSettings, corpus: Corpus, view: TerminalView, say: Say
-) -> dict[str, float] | None:
-    prepared = prepare(directory, settings, corpus, say)
-    model = build_model(settings, prepared)
-    decoding = Decoding(settings, prepared, say)
-    trainer = build_trainer(directory, settings, prepared, model, decoding, view)
-    say(_describe(model, trainer, prepared))
-    found = load_latest(directory / "checkpoints")
+def _carry_out(run: Run, view: TerminalView) -> dict[str, float] | None:
+    settings, say = run.settings, run.say
+    task = TASKS[settings.task](run)
+    found = load_latest(run.directory / "checkpoints")
+    model = build_model(task, new=found is None)
+    trainer = build_trainer(task, model, view)
+    say(_describe(task, trainer))
     if found:
         path, checkpoint = found
         try:
@@ -86,48 +85,40 @@ def _carry_out(
         with _interruptible(trainer):
             trainer.train()
     if trainer.stop_reason == INTERRUPTED:
-        say(f"stopped and saved at step {trainer.progress.step:,}; go on with: regard train --resume {directory}")
+        say(f"stopped and saved at step {trainer.progress.step:,}; go on with: regard train --resume {run.directory}")
         return None
     if trainer.stop_reason:
         say(f"stopped early at step {trainer.progress.step:,}: {trainer.stop_reason}")
     say(f"trained {trainer.progress.step:,} steps in {duration(trainer.progress.seconds)}")
-    languages = store.Languages(source=settings.data.source_language, target=settings.data.target_language)
-    translator = Translator(model, prepared.tokenizers, settings.search, languages=languages)
-    return export(directory, settings, trainer, translator, prepared, corpus, decoding, say)
+    return export(task, trainer)
 
 
-def build_model(settings: RunSettings, prepared: Prepared) -> EncoderDecoder:
-    """A new model, its weights decided by the seed alone."""
+def build_model(task: Task, new: bool = True) -> nn.Module:
+    """A model, its weights decided by the seed and by the initial model; those of one that is not `new` come later."""
+    settings = task.run.settings
     torch.manual_seed(settings.training.seed)
-    sizes = prepared.tokenizers.source.size, prepared.tokenizers.target.size
-    return EncoderDecoder(settings.model, *sizes)
+    model = store.build(task.model())
+    if new:
+        take_over(model, settings)
+    adapt(model, settings)
+    return model
 
 
-def build_trainer(
-    directory: Path,
-    settings: RunSettings,
-    prepared: Prepared,
-    model: EncoderDecoder,
-    decoding: Decoding,
-    view: TerminalView,
-) -> Trainer:
+def build_trainer(task: Task, model: nn.Module, view: TerminalView) -> Trainer:
     """The trainer of a run with all its listeners."""
-    smoothing = settings.training.label_smoothing
-    budget = settings.batches.tokens
-    longest = int(max(prepared.dev.source_lengths.max(), prepared.dev.target_lengths.max())) + 1
-    dev_settings = settings.batches.model_copy(update={"tokens": max(budget, longest)})
+    directory, settings = task.run.directory, task.run.settings
     metric = settings.validation.metric
     listeners: list[Listener] = [
         view,
         MetricsLog(directory, every=max(1, min(100, settings.validation.every))),
-        Validation(settings.validation, Batches(prepared.dev, dev_settings), decoding.validate),
+        Validation(settings.validation, task.dev, partial(task.measure, show=True)),
         EarlyStopping(metric, settings.validation.patience),
         CheckpointKeeper(directory / "checkpoints", settings.checkpoints, metric),
     ]
     return Trainer(
         model,
-        lambda model, batch: translation_loss(model, batch, smoothing),
-        Batches(prepared.train, settings.batches, settings.training.seed),
+        task.loss,
+        task.train,
         settings.training,
         settings.model.d_model,
         listeners,
@@ -143,7 +134,7 @@ def load_settings(directory: Path, overrides: Mapping[str, Any]) -> RunSettings:
     for section in overrides:
         if section not in CHANGEABLE:
             raise UserError(f"--{section}: cannot change in a run that goes on; {', '.join(CHANGEABLE)} can")
-    return resolve(merge(read_yaml(path), overrides), str(path))
+    return reread(merge(read_yaml(path), overrides), str(path))
 
 
 @contextmanager
@@ -159,7 +150,7 @@ def _claimed(directory: Path, settings: RunSettings) -> Iterator[None]:
     with _alone(directory):
         path = directory / SETTINGS
         if path.exists():
-            changed = _changed(resolve(read_yaml(path), str(path)), settings)
+            changed = _changed(reread(read_yaml(path), str(path)), settings)
             if changed and any((directory / name).exists() for name in ("checkpoints", "model")):
                 raise UserError(
                     f"{directory}: holds a run with other settings of {', '.join(changed)}; choose another --out, "
@@ -170,7 +161,7 @@ def _claimed(directory: Path, settings: RunSettings) -> Iterator[None]:
         elif any(directory.iterdir()):
             raise UserError(f"{directory}: is not empty and holds no run; choose another --out")
         with atomic_write(path) as file:
-            file.write(settings.to_yaml().encode())
+            file.write(written(settings).encode())
         yield
 
 
@@ -199,12 +190,15 @@ def _alone(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _describe(model: EncoderDecoder, trainer: Trainer, prepared: Prepared) -> str:
-    count = sum(tensor.numel() for tensor in store.parameters(model).values())
+def _describe(task: Task, trainer: Trainer) -> str:
+    parameters = list(trainer.model.parameters())
+    learning = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    count = sum(parameter.numel() for parameter in parameters)
+    part = f", of which {learning / 1e6:.2f}M learn" if learning < count else ""
     batches = trainer.batches.count(0)
     epochs = trainer.settings.steps * trainer.settings.accumulate / batches
     return (
-        f"model: {count / 1e6:.1f}M parameters; {len(prepared.train):,} pairs in {batches:,} batches an epoch "
+        f"model: {count / 1e6:.1f}M parameters{part}; {task.amount} in {batches:,} batches an epoch "
         f"({trainer.batches.real_share(0).both:.1%} real tokens); {trainer.settings.steps:,} steps, {epochs:.1f} epochs"
     )
 

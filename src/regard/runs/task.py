@@ -1,0 +1,141 @@
+"""What a task is to a run: everything that depends on what the model is for.
+
+`TASKS` in `tasks.py` has a row for each; `run.py`, `export.py` and `card.py` know this interface only.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import nn
+
+from regard.data.feed import AnyBatch, Feed
+from regard.evaluation.metrics import Score
+from regard.model import store
+from regard.pipelines import Pipeline
+from regard.runs.settings import DataSettings, Files, RunSettings
+from regard.text.tokenizer import TokenizerPair
+from regard.training.loss import LossSums
+from regard.training.validation import Metric
+
+Say = Callable[[str], None]
+"""Tells the user what is going on."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The text of a run."""
+
+    train: Files
+    dev: Files | None
+    test: Files | None
+    description: str
+    """What the model card says of it: name, origin, licence, attribution."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run: what all that happen in it needs to know."""
+
+    directory: Path
+    settings: RunSettings
+    corpus: Corpus
+    say: Say
+
+    @property
+    def data(self) -> Path:
+        """Where what training reads is kept."""
+        return self.directory / "data"
+
+
+class Task(ABC):
+    """What a run is to learn, with its text prepared for it.
+
+    Class attributes and class methods say what is known before there is a run.
+    """
+
+    metrics: ClassVar[tuple[Metric, ...]]
+    """What its models can be judged by; the first unless told otherwise."""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Settings where they differ from those of the classes of settings."""
+    options: ClassVar[frozenset[str]]
+    """Dotted names of the settings, or sections, that mean something to it but not to every task."""
+
+    python: ClassVar[str]
+    """How to use its models in Python, after `regard.load("...").`."""
+    command: ClassVar[str]
+    """How to use them on the command line; `MODEL` stands for the directory."""
+
+    @classmethod
+    @abstractmethod
+    def corpus(cls, data: DataSettings) -> Corpus:
+        """The files of a run, all there and readable; a named corpus is fetched if it is not there yet.
+
+        What is needed only at the end is read now, so that a mistake in it is known before anything is begun.
+        """
+
+    @classmethod
+    @abstractmethod
+    def size(cls, corpus: Corpus) -> int:
+        """How much there is to learn from, in the unit of `choices`."""
+
+    @classmethod
+    @abstractmethod
+    def choices(cls, size: int) -> dict[str, Any]:
+        """Sensible settings for a corpus of this size, where no recipe says otherwise."""
+
+    @classmethod
+    @abstractmethod
+    def describe(cls, settings: RunSettings, size: int) -> str:
+        """What was chosen for a corpus of this size, in a line."""
+
+    @classmethod
+    def mistake(cls, settings: RunSettings) -> str | None:
+        """Why these settings cannot work, if they cannot."""
+        if settings.validation.metric not in cls.metrics:
+            return f"validation.metric: {settings.validation.metric} is none of {', '.join(cls.metrics)}"
+        return None
+
+    def __init__(self, run: Run) -> None:
+        """Prepare the text of a run in its directory, unless an earlier sitting did."""
+        self.run = run
+
+    tokenizers: TokenizerPair
+    train: Feed[AnyBatch]
+    """What is learned from."""
+    dev: Feed[AnyBatch]
+    """What is validated on."""
+
+    @property
+    @abstractmethod
+    def amount(self) -> str:
+        """How much is learned from, such as "29,000 pairs"."""
+
+    @abstractmethod
+    def model(self) -> store.ModelConfig:
+        """What the model is made of."""
+
+    @abstractmethod
+    def loss(self, model: Any, batch: Any) -> LossSums:
+        """What training minimises, summed over a batch of `train` or `dev`."""
+
+    @abstractmethod
+    def measure(self, model: nn.Module, show: bool = False) -> dict[str, float]:
+        """Scores on the validation text beside the loss; with `show`, some of what the model says is shown."""
+
+    @abstractmethod
+    def test(self, model: nn.Module) -> Sequence[Score]:
+        """Scores on the test text, if there is one, with all that is worth keeping written beside them."""
+
+    @abstractmethod
+    def pipeline(self, model: nn.Module) -> Pipeline:
+        """The model as an object that can be used, and written to a directory."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """Of the model card, such as "Transformer, en → de"."""

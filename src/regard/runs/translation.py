@@ -1,0 +1,281 @@
+"""Translation: pairs of lines, an encoder-decoder, real translations of the validation text, scored and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from regard.data.batches import Batch, Batches, BatchSettings
+from regard.data.binarise import binarise
+from regard.data.corpus import CleaningReport, Pair, clean, open_pairs
+from regard.data.dataset import PairDataset
+from regard.data.learn import learn_tokenizers
+from regard.data.named import get
+from regard.errors import UserError
+from regard.evaluation.metrics import Score, corpus_scores
+from regard.model import store
+from regard.model.transformer import EncoderDecoder
+from regard.pipelines import Translator
+from regard.runs.initial import initial_tokenizers
+from regard.runs.prepare import described, held_out, once, say_left_out, shown
+from regard.runs.settings import DataSettings, Files, RunSettings
+from regard.runs.task import Corpus, Run, Task
+from regard.search.engine import translate
+from regard.search.settings import SearchSettings
+from regard.text.lines import write_lines
+from regard.text.tokenizer import TokenizerPair
+from regard.training.loss import LossSums, translation_loss
+from regard.training.validation import TASK_METRICS
+
+
+class Translation(Task):
+    """An encoder-decoder that translates line by line."""
+
+    metrics = TASK_METRICS["translation"]
+    options = frozenset(
+        {
+            "data.source_language",
+            "data.target_language",
+            "data.cleaning",
+            "data.max_length",
+            "tokenizer.joint",
+            "model.encoder_layers",
+            "model.decoder_layers",
+            "model.source_max_length",
+            "validation.sentences",
+            "batches",
+            "search",
+            "metrics",
+        }
+    )
+    python = 'translate(["..."])'
+    command = "regard translate MODEL 'some text'"
+
+    @classmethod
+    def corpus(cls, data: DataSettings) -> Corpus:
+        found = cls._files(data)
+        if found.test is not None and not _count(found.test):
+            raise UserError(f"{found.test.source}: holds no line to test on")
+        return found
+
+    @classmethod
+    def _files(cls, data: DataSettings) -> Corpus:
+        if data.train is not None:
+            return Corpus(data.train, data.dev, data.test, described(data.train))
+        if data.corpus is None or data.target_language is None:
+            raise UserError(f"data: the corpus {data.corpus} needs a target_language, such as de")
+        named = get(data.corpus, data.target_language)
+        train, dev, test = (
+            Files(source=source, target=target) for source, target in (named.train, named.dev, named.test)
+        )
+        description = (
+            f"{named.name}, {named.source_language} to {named.target_language}. Origin: {named.origin}. "
+            f"Licence: {named.licence}. {named.attribution}."
+        )
+        return Corpus(train, dev, test, description)
+
+    @classmethod
+    def size(cls, corpus: Corpus) -> int:
+        """Pairs. All are read, so that a bad line is known before anything is begun."""
+        return _count(corpus.train)
+
+    @classmethod
+    def choices(cls, size: int) -> dict[str, Any]:
+        """Small corpora get small pre-norm models, high rates and many small updates: on a CPU that wins
+        (docs/decisions/004-defaults-by-size.md has the evidence).
+        """
+        if size < 75_000:
+            steps = min(max(round(size * 0.2), 1_500), 6_000)
+            return {
+                "preset": "tiny",
+                "model": {"dropout": 0.2},
+                "batches": {"tokens": 2_000},
+                "training": _schedule("linear", 0.005, 300) | {"steps": steps, "clip_norm": 1.0},
+                "validation": {"every": max(steps // 8, 1)},
+            }
+        if size < 1_000_000:
+            return {
+                "preset": "small",
+                "batches": {"tokens": 4_096},
+                "training": _schedule("linear", 0.002, 1_000) | {"steps": 20_000, "clip_norm": 1.0},
+                "validation": {"every": 1_000, "patience": 8},
+            }
+        return {
+            "preset": "paper-base",
+            "batches": {"tokens": 4_096},
+            "training": {"schedule": {"kind": "paper", "warmup_steps": 4_000}, "accumulate": 6, "steps": 100_000},
+            "validation": {"every": 1_000, "patience": 10},
+        }
+
+    @classmethod
+    def describe(cls, settings: RunSettings, size: int) -> str:
+        model, training = settings.model, settings.training
+        rate = "" if training.schedule.peak_rate is None else f" with peak rate {training.schedule.peak_rate:g}"
+        return (
+            f"chosen for {size:,} pairs: preset {settings.preset} "
+            f"({model.encoder_layers}+{model.decoder_layers} layers, "
+            f"d_model {model.d_model}, d_ff {model.d_ff}, {model.norm_placement}-norm, dropout {model.dropout:g}), "
+            f"{settings.batches.tokens * training.accumulate:,} tokens an update, {training.steps:,} steps, "
+            f"schedule {training.schedule.kind}{rate}; --show prints all, each can be given as an option"
+        )
+
+    @classmethod
+    def mistake(cls, settings: RunSettings) -> str | None:
+        data, metric = settings.data, settings.validation.metric
+        if data.corpus is not None and data.target_language is None:
+            return f"data: the corpus {data.corpus} needs a target_language, such as de"
+        if data.max_length >= settings.model.max_length:
+            return (
+                f"data.max_length = {data.max_length} needs a model.max_length above it, "
+                f"not {settings.model.max_length}"
+            )
+        if settings.model.tie == "all" and not settings.tokenizer.joint:
+            return "separate vocabularies (tokenizer.joint: false) need model.tie: decoder or none"
+        if metric != "loss" and settings.validation.sentences == 0:
+            return f"validation.metric: {metric} needs validation.sentences above 0"
+        if metric not in ("loss", *settings.metrics.metrics):
+            return f"validation.metric: {metric} needs that name in metrics.metrics"
+        return super().mistake(settings)
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        settings = run.settings
+        self._dev_text = Files(source=run.data / "dev.source.txt", target=run.data / "dev.target.txt")
+        once(run, self._prepare)
+        self.tokenizers = TokenizerPair.load(run.directory)
+        self.pairs = PairDataset.open(run.data / "train.arrow", self.tokenizers)
+        self.train = Batches(self.pairs, settings.batches, settings.training.seed)
+        self.dev_pairs = PairDataset.open(run.data / "dev.arrow", self.tokenizers)
+        self.dev = Batches(self.dev_pairs, _wide_enough(settings.batches, self.dev_pairs))
+        count = settings.validation.sentences
+        pairs = list(open_pairs(self._dev_text.source, self._dev_text.target))[:count]
+        self.sources, self.references = [source for source, _ in pairs], [target for _, target in pairs]
+        self.scores = settings.metrics
+        if self.scores.language is None:
+            self.scores = self.scores.model_copy(update={"language": settings.data.target_language})
+        corpus_scores(["a"], [["a"]], self.scores)  # a package that a score lacks is missed now, not after a while
+
+    def _prepare(self) -> None:
+        """Learn the tokenizers and binarise."""
+        run, settings = self.run, self.run.settings
+        self._write_dev()
+        tokenizers = initial_tokenizers(settings) or learn_tokenizers(
+            lambda: self._train_pairs(CleaningReport()), settings.tokenizer
+        )
+        tokenizers.save(run.directory)
+        run.say(_vocabulary(tokenizers))
+        cleaning = CleaningReport()
+        report = binarise(
+            self._train_pairs(cleaning), tokenizers, run.data / "train.arrow", max_length=settings.data.max_length
+        )
+        say_left_out(run, cleaning)
+        run.say(f"train: {report}")
+        dev = open_pairs(self._dev_text.source, self._dev_text.target)
+        report = binarise(dev, tokenizers, run.data / "dev.arrow", max_length=settings.model.max_length - 1)
+        run.say(f"dev: {report}")
+
+    def _train_pairs(self, report: CleaningReport) -> Iterator[Pair]:
+        train = self.run.corpus.train
+        pairs = clean(open_pairs(train.source, train.target), self.run.settings.data.cleaning, report)
+        if self.run.corpus.dev is not None:
+            return pairs
+        chosen = held_out(_count(train))
+        return (pair for pair in pairs if not chosen(pair[0]))
+
+    def _write_dev(self) -> None:
+        """Write the text of validation into the run's directory, pairs with an empty side left out."""
+        corpus = self.run.corpus
+        origin = corpus.dev or corpus.train
+        pairs = open_pairs(origin.source, origin.target)
+        if corpus.dev is None:
+            chosen = held_out(_count(origin))
+            pairs = (
+                pair for pair in clean(pairs, self.run.settings.data.cleaning, CleaningReport()) if chosen(pair[0])
+            )
+        kept = [pair for pair in pairs if pair[0].strip() and pair[1].strip()]
+        if not kept:
+            raise UserError(f"{origin.source}: has no pair for validation; give more text, or dev files")
+        if corpus.dev is None:
+            self.run.say(f"no dev files given: {len(kept):,} pairs of the training text are held out for validation")
+        write_lines(self._dev_text.source, (source for source, _ in kept))
+        write_lines(self._dev_text.target or self._dev_text.source, (target for _, target in kept))
+
+    @property
+    def amount(self) -> str:
+        return f"{len(self.pairs):,} pairs"
+
+    def model(self) -> store.ModelConfig:
+        sizes = store.Vocabulary(source=self.tokenizers.source.size, target=self.tokenizers.target.size)
+        return store.ModelConfig(family="encoder-decoder", vocabulary=sizes, model=self.run.settings.model)
+
+    def loss(self, model: EncoderDecoder, batch: Batch) -> LossSums:
+        return translation_loss(model, batch, self.run.settings.training.label_smoothing)
+
+    def measure(self, model: nn.Module, show: bool = False) -> dict[str, float]:
+        """The scores of validation text, translated by greedy search, by metric."""
+        if not self.sources:
+            return {}
+        greedy = self.run.settings.search.model_copy(update={"beam": 1, "nbest": 1})
+        outputs, scores = self._score(model, self.sources, self.references, greedy)
+        if show:
+            self._show(self.sources, outputs, self.references)
+        return {name: score.value for name, score in zip(dict.fromkeys(self.scores.metrics), scores, strict=True)}
+
+    def test(self, model: nn.Module) -> list[Score]:
+        """Translate the test text into `test.txt` and score it."""
+        files = self.run.corpus.test
+        if files is None:
+            return []
+        pairs = list(open_pairs(files.source, files.target))
+        sources, references = [source for source, _ in pairs], [target for _, target in pairs]
+        outputs, scores = self._score(model, sources, references, self.run.settings.search)
+        write_lines(self.run.directory / "test.txt", outputs)
+        self._show(sources, outputs, references)
+        return scores
+
+    def pipeline(self, model: nn.Module) -> Translator:
+        data = self.run.settings.data
+        languages = store.Languages(source=data.source_language, target=data.target_language)
+        assert isinstance(model, EncoderDecoder)
+        return Translator(model, self.tokenizers, self.run.settings.search, languages=languages)
+
+    @property
+    def title(self) -> str:
+        data = self.run.settings.data
+        return f"Transformer, {data.source_language or 'source'} → {data.target_language or 'target'}"
+
+    def _score(
+        self, model: nn.Module, sources: list[str], references: list[str], search: SearchSettings
+    ) -> tuple[list[str], list[Score]]:
+        """Translations of `sources` and their scores against `references`."""
+        inner = store.unwrap(model)
+        assert isinstance(inner, EncoderDecoder)
+        outputs = [each.best.text for each in translate(inner, self.tokenizers, sources, search, name="validation")]
+        return outputs, corpus_scores(outputs, [references], self.scores)
+
+    def _show(self, sources: list[str], outputs: list[str], references: list[str]) -> None:
+        for index in shown(len(sources), self.run.settings.validation.samples):
+            self.run.say(f"  {sources[index]}\n  → {outputs[index]}\n  = {references[index]}\n")
+
+
+def _count(files: Files) -> int:
+    """The number of pairs."""
+    return sum(1 for _ in open_pairs(files.source, files.target))
+
+
+def _wide_enough(settings: BatchSettings, dataset: PairDataset) -> BatchSettings:
+    """Batches that hold the longest pair too: for validation nothing is left out."""
+    longest = int(max(dataset.source_lengths.max(), dataset.target_lengths.max())) + 8
+    return settings.model_copy(update={"tokens": max(settings.tokens, longest)})
+
+
+def _vocabulary(tokenizers: TokenizerPair) -> str:
+    if tokenizers.joint:
+        return f"vocabulary: {tokenizers.source.size:,} pieces for both sides"
+    return f"vocabularies: {tokenizers.source.size:,} source and {tokenizers.target.size:,} target pieces"
+
+
+def _schedule(kind: str, peak_rate: float, warmup_steps: int) -> dict[str, Any]:
+    return {"schedule": {"kind": kind, "peak_rate": peak_rate, "warmup_steps": warmup_steps}}
