@@ -35,7 +35,7 @@ def _settings(config: Config, names: Collection[str]) -> Blueprint:
         "source_max_length": config.integer("max_source_positions", 1500),
         "input": "frames",
         "frames": {"bins": config.integer("num_mel_bins", 80)},
-        "embedding_scale": None if config.flag("scale_embedding", False) else 1.0,
+        "embedding_scale": 1.0,
         "norm_placement": "pre",
         "feed_forward": config.choice("activation_function", GELU, "gelu"),
         "dropout": config.number("dropout", 0.0),
@@ -103,7 +103,7 @@ WHISPER = Architecture(
     config=_config,
     rows=_rows,
     family="encoder-decoder",
-    # Augmentation of training data, and what a search or a classifier is told.
+    # Augmentation of training data, what a search or a classifier is told, and a scale that their code never uses.
     harmless=frozenset(
         {
             "apply_spec_augment",
@@ -116,6 +116,7 @@ WHISPER = Architecture(
             "median_filter_width",
             "forced_decoder_ids",
             "alignment_heads",
+            "scale_embedding",
             "use_weighted_layer_sum",
             "classifier_proj_size",
         }
