@@ -1,4 +1,4 @@
-"""Tokenizers learned from a parallel corpus."""
+"""Tokenizers learned from a corpus."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def vocabulary_size(words: int) -> int:
 
 
 def learn_tokenizers(pairs: Callable[[], Iterable[Pair]], settings: TokenizerSettings) -> TokenizerPair:
-    """Learn the tokenizers of a corpus: one of both sides, or with `joint: false` one of each.
+    """Learn the tokenizers of a parallel corpus: one of both sides, or with `joint: false` one of each.
 
     `pairs` opens the corpus anew each time it is called. Of a corpus above `SAMPLE` pairs every n-th is used. Without
     a size in the settings, `vocabulary_size` gives it.
@@ -37,20 +37,36 @@ def learn_tokenizers(pairs: Callable[[], Iterable[Pair]], settings: TokenizerSet
         total += 1
         words[0] += count_words(source)
         words[1] += count_words(target)
-    step = -(-total // SAMPLE) or 1
-    if step > 1:
-        log.info("learning from every %d-th of %s pairs", step, f"{total:,}")
-
-    def learn(lines: Iterator[str], words: int) -> Tokenizer:
-        size = settings.size or vocabulary_size(words)
-        return Tokenizer.learn(lines, settings.model_copy(update={"size": size}))
+    step = _step(total)
 
     def sample() -> Iterator[Pair]:
         return islice(pairs(), 0, None, step)
 
     if settings.joint:
-        both = learn(chain.from_iterable(sample()), sum(words))
+        both = _learn(chain.from_iterable(sample()), sum(words), settings)
         return TokenizerPair(both, both)
     return TokenizerPair(
-        learn((source for source, _ in sample()), words[0]), learn((target for _, target in sample()), words[1])
+        _learn((source for source, _ in sample()), words[0], settings),
+        _learn((target for _, target in sample()), words[1], settings),
     )
+
+
+def learn_tokenizer(texts: Callable[[], Iterable[str]], settings: TokenizerSettings) -> Tokenizer:
+    """The same for a corpus of one text."""
+    total = words = 0
+    for text in texts():
+        total += 1
+        words += count_words(text)
+    return _learn(islice(texts(), 0, None, _step(total)), words, settings)
+
+
+def _step(total: int) -> int:
+    step = -(-total // SAMPLE) or 1
+    if step > 1:
+        log.info("learning from every %d-th of %s texts", step, f"{total:,}")
+    return step
+
+
+def _learn(lines: Iterable[str], words: int, settings: TokenizerSettings) -> Tokenizer:
+    size = settings.size or vocabulary_size(words)
+    return Tokenizer.learn(lines, settings.model_copy(update={"size": size}))
