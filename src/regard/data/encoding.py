@@ -13,9 +13,9 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from regard.data.arrow import id_type
 from regard.errors import JobError
 from regard.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 CHUNK_ROWS = 8192
 """Most rows of a record batch. What a chunk holds depends on the input alone, so the file does too."""
@@ -113,6 +115,13 @@ def encode_all(rows: Iterable[Row], encoder: Encoder, processes: int) -> Generat
         yield from map(encoder, _chunks(rows))
     else:
         yield from _encode_in_workers(_chunks(rows), encoder, processes)
+
+
+def in_chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """The items in lists of `size`, the last one perhaps shorter."""
+    remaining = iter(items)
+    while chunk := list(islice(remaining, size)):
+        yield chunk
 
 
 def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:

@@ -4,7 +4,7 @@ Label smoothing spreads eps evenly over all V classes, the right one included: t
 (1 - eps) [v = target] + eps / V (Szegedy et al. 2016, as in the paper). Perplexity is always computed from the
 unsmoothed negative log-likelihood.
 
-Shapes: N positions, D d_model, V vocabulary.
+Shapes: N positions, D d_model, V vocabulary, L labels; B, T and S as in the batches.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.data.batches import Batch
+from regard.data.examples import LabelledBatch
+from regard.data.labelled import UNSCORED
+from regard.data.masking import MaskedBatch
+from regard.data.packing import PackedBatch
 from regard.model.settings import ModelSettings
-from regard.model.transformer import EncoderDecoder
+from regard.model.transformer import BidirectionalEncoder, CausalDecoder, EncoderDecoder
 
 CHUNK_BYTES = 16 * 2**20
 """Logits are made, used and forgotten in chunks of about this size, which fit into a CPU's cache."""
@@ -27,7 +31,7 @@ CHUNK_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, eq=False)
 class LossSums:
-    """Sums over the real target tokens of a batch; divide by `tokens` of the whole step, once."""
+    """Sums over the targets of a batch; divide by `tokens` of the whole step, once."""
 
     loss: Float[Tensor, ""]
     """Smoothed loss in nats: what training minimises."""
@@ -157,8 +161,47 @@ def vocabulary_loss(
 def translation_loss(model: EncoderDecoder, batch: Batch, smoothing: float) -> LossSums:
     """The loss of predicting each target token from the source and the tokens before it. Padding takes no part."""
     hidden_BTD = model(batch.source_BS, batch.source_mask_BS, batch.target_in_BT)
-    real_N = batch.target_mask_BT.flatten().nonzero().squeeze(1)
-    hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, real_N)
-    targets_N = batch.target_out_BT.flatten().index_select(0, real_N)
+    hidden_ND, targets_N = _scored(hidden_BTD, batch.target_out_BT, batch.target_mask_BT)
     loss, nll = vocabulary_loss(model, hidden_ND, targets_N, smoothing)
     return LossSums(loss, nll, batch.target_tokens)
+
+
+def causal_loss(model: CausalDecoder, batch: PackedBatch, smoothing: float) -> LossSums:
+    """The loss of predicting each token from those before it in its own document."""
+    hidden_BTD = model(batch.tokens_BT, batch.documents_BT)
+    hidden_ND, targets_N = _scored(hidden_BTD, batch.targets_BT, batch.scored_BT)
+    loss, nll = vocabulary_loss(model, hidden_ND, targets_N, smoothing)
+    return LossSums(loss, nll, batch.target_tokens)
+
+
+def masked_loss(model: BidirectionalEncoder, batch: MaskedBatch, smoothing: float) -> LossSums:
+    """The loss of guessing the tokens that were hidden, from all of their document (Devlin et al. 2019)."""
+    states_BSD = model.encode(batch.tokens_BS, batch.real_BS, documents_BS=batch.documents_BS)
+    states_ND, targets_N = _scored(states_BSD, batch.targets_BS, batch.scored_BS)
+    loss, nll = vocabulary_loss(model, model.predict(states_ND), targets_N, smoothing)
+    return LossSums(loss, nll, batch.target_tokens)
+
+
+def classification_loss(model: BidirectionalEncoder, batch: LabelledBatch, smoothing: float) -> LossSums:
+    """The loss of telling the label of each text or image."""
+    logits_BL = model.logits(model.encode(batch.inputs, batch.real_BS))
+    return _label_loss(logits_BL, batch.labels, smoothing)
+
+
+def token_classification_loss(model: BidirectionalEncoder, batch: LabelledBatch, smoothing: float) -> LossSums:
+    """The loss of telling the label of each word, at its first token. Other tokens take no part."""
+    logits_BSL = model.logits(model.encode(batch.inputs, batch.real_BS))
+    return _label_loss(*_scored(logits_BSL, batch.labels, batch.labels != UNSCORED), smoothing)
+
+
+def _scored(values_BTX: Tensor, targets_BT: Tensor, scored_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Values and targets of the positions that count."""
+    places_N = scored_BT.flatten().nonzero().squeeze(1)
+    return values_BTX.flatten(0, 1).index_select(0, places_N), targets_BT.flatten().index_select(0, places_N)
+
+
+def _label_loss(logits_NL: Tensor, labels_N: Tensor, smoothing: float) -> LossSums:
+    logits_NL = logits_NL.float()
+    loss = functional.cross_entropy(logits_NL, labels_N, reduction="sum", label_smoothing=smoothing)
+    nll = functional.cross_entropy(logits_NL.detach(), labels_N, reduction="sum")
+    return LossSums(loss, nll, len(labels_N))
