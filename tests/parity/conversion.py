@@ -149,7 +149,9 @@ def banned(batch: Pairs, end: bool) -> list[int]:
 def foreign_output(model: Any, batch: Pairs, beam: int, tokens: int, end: bool) -> list[list[int]]:
     """What `generate` finds, without the first token and what follows the end.
 
-    Length is not rewarded (length_penalty 0), for theirs divides by a power of the length and ours by that of the paper.
+    Length is not rewarded (length_penalty 0): theirs divides by a power of the length, ours as the paper does.
+    A beam of theirs stays as wide when hypotheses end, while ours gives their places up: they need not find the same
+    where ends come early.
     """
     settings = transformers.GenerationConfig(
         num_beams=beam,

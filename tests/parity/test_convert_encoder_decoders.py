@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -132,9 +131,9 @@ CASES = [
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
-def conversion(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Conversion]:
+def conversion(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Conversion:
     torch.set_num_threads(1)
-    yield Conversion(request.param, tmp_path_factory.mktemp("conversion"))
+    return Conversion(request.param, tmp_path_factory.mktemp("conversion"))
 
 
 def test_logits_are_theirs(conversion: Conversion) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,12 @@ from torch import Tensor, nn
 
 from regard.convert.architectures import ARCHITECTURES
 from regard.convert.config import Config
-from regard.convert.mapping import NONE, Architecture, Blueprint, Ids, Model, Row
+from regard.convert.mapping import NONE, Architecture, Blueprint, Ids, Row
 from regard.convert.mapping import weights as all_weights
 from regard.convert.output import whole_directory
 from regard.errors import JobError, UserError
-from regard.model.store import read_json, unwrap
+from regard.model.store import read_json
+from regard.model.transformer import Model
 from regard.text.lines import atomic_write
 
 CONFIG = "config.json"
@@ -58,7 +59,7 @@ def read(directory: Path, dtype: torch.dtype | None = torch.float32) -> tuple[Mo
     with _Weights(directory) as weights:
         architecture, plan = _plan(directory, weights)
         rows = list(architecture.rows(plan))
-        outline = plan.outline()
+        outline = plan.outline(str(directory / CONFIG))
         _check(weights, architecture, rows, outline, str(directory))
         model = plan.build().eval()
         _fill(model, rows, outline, weights, dtype)
@@ -195,13 +196,13 @@ def _files(directory: Path) -> list[Path]:
     raise UserError(f"{directory}: has no {WEIGHTS}")
 
 
-def choose(model: nn.Module, ids: Ids, name: str | None = None) -> tuple[Architecture, dict[str, Any], Blueprint]:
+def choose(model: Model, ids: Ids, name: str | None = None) -> tuple[Architecture, dict[str, Any], Blueprint]:
     """The foreign architecture of `model`, its configuration, and the blueprint that the table of names needs.
 
     Raises:
         UserError: no architecture, or not that of this `name`, computes what the model does.
     """
-    plan = Blueprint.of(unwrap(model), ids)
+    plan = Blueprint.of(model, ids)
     if name is not None and name not in ARCHITECTURES:
         raise UserError(f"architecture {name}: is not known; known are {', '.join(sorted(ARCHITECTURES))}")
     candidates = [ARCHITECTURES[name]] if name else ARCHITECTURES.values()
@@ -220,39 +221,38 @@ def choose(model: nn.Module, ids: Ids, name: str | None = None) -> tuple[Archite
 
 def write(
     directory: Path,
-    model: nn.Module,
+    model: Model,
     ids: Ids = NONE,
     name: str | None = None,
-    files: Mapping[str, bytes] | None = None,
+    more: Callable[[Path], None] = lambda partial: None,
 ) -> Architecture:
     """Write `model` as a directory that `transformers` loads; it appears as a whole.
 
     Args:
         ids: control tokens, for the configuration.
         name: of the architecture; without it, the first that computes what the model does.
-        files: of a tokenizer and others, by name.
+        more: writes further files, such as the tokenizer's, into the directory that it is given.
 
     Raises:
         UserError: there is no such architecture, or `directory` holds something that is not a model.
         JobError: the disk is full.
     """
     architecture, values, plan = choose(model, ids, name)
-    tensors = dict(_tensors(architecture, plan, unwrap(model)))
+    tensors = dict(_tensors(architecture, plan, model))
     dtype = next(iter(tensors.values())).dtype
     values |= {"model_type": architecture.name, "dtype": str(dtype).removeprefix("torch.")}
-    contents = dict(files or {}) | {CONFIG: (json.dumps(values, indent=2, sort_keys=True) + "\n").encode()}
     with whole_directory(directory) as partial:
-        for each, content in contents.items():
-            with atomic_write(partial / each) as file:
-                file.write(content)
+        more(partial)
         try:
             save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
-        except (OSError, SafetensorError) as error:
+        except SafetensorError as error:
             raise JobError(f"{directory}: the weights cannot be written: {error}") from None
+        with atomic_write(partial / CONFIG) as file:
+            file.write((json.dumps(values, indent=2, sort_keys=True) + "\n").encode())
     return architecture
 
 
-def _tensors(architecture: Architecture, plan: Blueprint, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _tensors(architecture: Architecture, plan: Blueprint, model: Model) -> Iterator[tuple[str, Tensor]]:
     outline = plan.outline()
     own = {name: parameter.detach().cpu() for name, parameter in all_weights(model).items()}
     for each in architecture.rows(plan):

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from regard.convert.config import Config
 from regard.errors import UserError
+from regard.model import store
 from regard.model.settings import HeadSettings, ModelSettings
-from regard.model.transformer import BidirectionalEncoder, CausalDecoder, EncoderDecoder
+from regard.model.transformer import BidirectionalEncoder, CausalDecoder, EncoderDecoder, Model
 
 Value = TypeVar("Value")
-Model = EncoderDecoder | CausalDecoder | BidirectionalEncoder
 
 
 @dataclass(frozen=True)
@@ -52,46 +52,33 @@ class Blueprint:
     variant: str = ""
     """What a table of names has to know of a foreign file beside all that; no part of ours."""
 
-    def build(self) -> Model:
-        """The model, with weights as they are before training."""
-        return _FAMILIES[self.family](self)
+    def build(self, origin: str = "the model") -> Model:
+        """The model, with weights as they are before training; `UserError` names `origin` if there is none like it."""
+        vocabulary = {
+            "source": None if self.family == CausalDecoder.family else self.source,
+            "target": None if self.family == BidirectionalEncoder.family else self.target,
+        }
+        values = {"family": self.family, "vocabulary": vocabulary, "head": self.head, "model": self.settings}
+        return store.build(store.ModelConfig.parse(values, origin))
 
-    def outline(self) -> dict[str, nn.Parameter]:
+    def outline(self, origin: str = "the model") -> dict[str, nn.Parameter]:
         """Its weights by name (a shared one has several), without memory for their values."""
         with torch.device("meta"):
-            return weights(self.build())
+            return weights(self.build(origin))
 
     @classmethod
-    def of(cls, model: nn.Module, ids: Ids = NONE) -> Blueprint:
+    def of(cls, model: Model, ids: Ids = NONE) -> Blueprint:
         """What `model` was built from."""
-        match model:
-            case EncoderDecoder():
-                return cls(model.family, model.settings, _ids_of(model.source_embedding), len(model.output), ids=ids)
-            case CausalDecoder():
-                size = _ids_of(model.embedding)
-                return cls(model.family, model.settings, size, size, ids=ids)
-            case BidirectionalEncoder():
-                size = _ids_of(model.embedding)
-                return cls(model.family, model.settings, size, size, model.head_settings, ids)
-        raise TypeError(f"not a model of this package: {type(model).__name__}")
+        config = store.describe(model)
+        source, target = config.vocabulary.source, config.vocabulary.target
+        if config.family != EncoderDecoder.family:
+            source = target = source or target
+        return cls(config.family, config.model, source, target, config.head, ids)
 
 
 def weights(model: nn.Module) -> dict[str, nn.Parameter]:
     """The weights of a model; a shared one stands under each of its names."""
     return dict(model.named_parameters(remove_duplicate=False))
-
-
-def _ids_of(embedding: nn.Module) -> int | None:
-    """The size of a vocabulary, where tokens are embedded and not patches or frames."""
-    weight = getattr(embedding, "weight", None)
-    return None if weight is None else len(weight)
-
-
-_FAMILIES: Mapping[str, Callable[[Blueprint], Model]] = {
-    EncoderDecoder.family: lambda plan: EncoderDecoder(plan.settings, plan.source or 0, plan.target or 0),
-    CausalDecoder.family: lambda plan: CausalDecoder(plan.settings, plan.target or 0),
-    BidirectionalEncoder.family: lambda plan: BidirectionalEncoder(plan.settings, plan.source or 0, plan.head),
-}
 
 
 @dataclass(frozen=True)
