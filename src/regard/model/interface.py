@@ -47,15 +47,16 @@ class DecodingCache(Protocol):
 class SequenceToSequence(Protocol):
     """A model that reads a source once and says a target token by token.
 
-    The memory is the model's own: what `encode` gives goes into `decode`, and has `select(rows)` for when sources
-    leave. Decoding a whole target, chunks of it and single steps with a cache are the same computation.
+    `encode` reads ids [B, S] or what else the model reads; `keys_BS` is True at real positions, None when all are. The
+    memory that it gives is the model's own: it goes into `decode`, and has `select(rows)` for when sources leave.
+    Decoding a whole target, chunks of it and single steps with a cache are the same computation.
     """
 
     training: bool
 
     @property
     def settings(self) -> Reach: ...
-    def encode(self, source_BS: Int[Tensor, "B S"], keys_BS: Bool[Tensor, "B S"]) -> Any: ...
+    def encode(self, source_BS: Tensor, keys_BS: Bool[Tensor, "B S"] | None = None) -> Any: ...
     def decode(self, target_RT: Int[Tensor, "R T"], memory: Any, cache: Any = None) -> Float[Tensor, "R T D"]: ...
     def logits(self, hidden_RTD: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows V"]: ...
     def new_cache(self) -> DecodingCache: ...
