@@ -116,8 +116,9 @@ def _translate(
     from contextlib import ExitStack
 
     from regard.cli.bulk import load_for_bulk
-    from regard.cli.lines import line_writer, one_line
+    from regard.cli.lines import line_writer
     from regard.cli.progress import progress
+    from regard.text.lines import one_line
 
     translator = load_for_bulk(model, device)
     translations = []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from regard.errors import JobError
-from regard.text.lines import atomic_write, encode_line, read_stream
+from regard.text.lines import atomic_write, encode_line, one_line, read_stream
 
 
 def given_text(argument: str) -> str:
@@ -45,11 +45,6 @@ def line_writer(path: Path | None) -> Iterator[Callable[[str], None]]:
             raise JobError(f"standard output cannot be written: {error.strerror}") from None
 
     yield write
-
-
-def one_line(text: str) -> str:
-    """What a model said, fit for a line of a file: a line feed becomes a space, a NUL character U+FFFD."""
-    return text.replace("\n", " ").replace("\0", "\ufffd")
 
 
 def _write(file: BinaryIO, text: str) -> None:

@@ -24,7 +24,7 @@ from regard.runs.settings import DataSettings, Files, RunSettings
 from regard.runs.task import Corpus, Run, Task
 from regard.search.engine import translate
 from regard.search.settings import SearchSettings
-from regard.text.lines import write_lines
+from regard.text.lines import one_line, write_lines
 from regard.text.tokenizer import TokenizerPair
 from regard.training.loss import LossSums, translation_loss
 from regard.training.validation import TASK_METRICS
@@ -252,7 +252,8 @@ class Translation(Task):
         """Translations of `sources` and their scores against `references`."""
         inner = store.unwrap(model)
         assert isinstance(inner, EncoderDecoder)
-        outputs = [each.best.text for each in translate(inner, self.tokenizers, sources, search, name="validation")]
+        found = translate(inner, self.tokenizers, sources, search, name="validation")
+        outputs = [one_line(each.best.text) for each in found]
         return outputs, corpus_scores(outputs, [references], self.scores)
 
     def _show(self, sources: list[str], outputs: list[str], references: list[str]) -> None:

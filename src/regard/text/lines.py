@@ -128,6 +128,11 @@ def read_tsv(path: Path | str) -> Iterator[tuple[str, str]]:
         yield columns[0], columns[1]
 
 
+def one_line(text: str) -> str:
+    """What a model said, fit for a line of a file: a line feed becomes a space, a NUL character U+FFFD."""
+    return text.replace("\n", " ").replace("\0", "\ufffd")
+
+
 def encode_line(text: str) -> bytes:
     """One line as it stands in a file, end included; `read_stream` turns it back into `text`.
 
