@@ -26,6 +26,7 @@ VERBS = {
     "evaluate": "Score translations with BLEU and chrF.",
     "score": "Give the log-probability of translations under a model.",
     "inspect": "Show what a model or preset consists of.",
+    "convert": "Turn models of Hugging Face transformers into ours, or ours into theirs.",
     "data": "Prepare text: fetch, clean, measure, learn a tokenizer, binarise.",
 }
 

@@ -224,7 +224,7 @@ def write(
     model: Model,
     ids: Ids = NONE,
     name: str | None = None,
-    more: Callable[[Path], None] = lambda partial: None,
+    more: Callable[[Path], None] | None = None,
 ) -> Architecture:
     """Write `model` as a directory that `transformers` loads; it appears as a whole.
 
@@ -242,7 +242,8 @@ def write(
     dtype = next(iter(tensors.values())).dtype
     values |= {"model_type": architecture.name, "dtype": str(dtype).removeprefix("torch.")}
     with whole_directory(directory) as partial:
-        more(partial)
+        if more is not None:
+            more(partial)
         try:
             save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
         except SafetensorError as error:
