@@ -67,7 +67,8 @@ class Patches(Input):
     """
 
     def __init__(self, settings: ModelSettings, *, length: int | None = None) -> None:
-        super().__init__(settings, length=length)
+        """All images are of one size, so that there are as many positions as patches, whatever `length` would allow."""
+        super().__init__(settings, length=1 + settings.patches.count)
         size = settings.patches.size
         self.image = settings.patches.channels, settings.patches.height, settings.patches.width
         self.projection = nn.Conv2d(self.image[0], settings.d_model, size, stride=size)
