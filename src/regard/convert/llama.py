@@ -260,6 +260,7 @@ def _gemma2_config(s: ModelSettings) -> dict[str, Any]:
         "attn_logit_softcapping": s.attention_softcap,
         "final_logit_softcapping": s.output_softcap,
         **_layer_types(s),
+        "sliding_window": s.window or s.max_length,  # never without one, be it unused
         **_attention_bias_word(s),
     }
 

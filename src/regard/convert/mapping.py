@@ -257,7 +257,8 @@ class Architecture:
     def express(self, plan: Blueprint) -> tuple[dict[str, Any], Blueprint]:
         """The configuration of a model like `plan`, and the blueprint that it is read back as.
 
-        The two blueprints are equal in essence but for biases: those that only they have are written as zeros.
+        The two blueprints are equal in essence but for vectors that are added: those that only they have are written as
+        zeros.
 
         Raises:
             UserError: it has none, and why.
@@ -276,11 +277,13 @@ class Architecture:
 
 _UNTOLD = {"dropout", "attention_dropout", "activation_dropout", "max_length", "source_max_length"}
 """What changes no result: used in training only, or a bound."""
-_BIASES: dict[str, list[Any]] = {
+_MORE: dict[str, list[Any]] = {
     "output_bias": [False, True],
     "feed_forward_bias": [False, True],
     "attention_bias": ["none", "in", "all"],
+    "segments": [0, 1],
 }
+"""Vectors that may be added to no effect: zeros."""
 _OWNER = {
     "sinusoids": ("positions", "sinusoidal"),
     "rotary": ("positions", "rotary"),
@@ -296,7 +299,8 @@ def differences(plan: Blueprint, back: Blueprint) -> list[str]:
     ours, theirs = essence(plan), essence(back)
     found = []
     for key, value in ours.items():
-        more = key in _BIASES and _BIASES[key].index(theirs[key]) > _BIASES[key].index(value)
+        order = _MORE.get(key, [])
+        more = value in order and theirs[key] in order[order.index(value) + 1 :]
         if value != theirs.get(key) and not more:
             found.append(f"{key} = {value}")
     return found
@@ -306,7 +310,7 @@ def essence(plan: Blueprint) -> dict[str, Any]:
     """What decides the results of a model like `plan`: settings that stand for the same give the same."""
     s = plan.settings
     values = {key: value for key, value in dict(s).items() if key not in _UNTOLD}
-    if s.positions == "learned":
+    if s.positions == "learned" and s.input != "patches":
         values |= {"max_length": s.max_length, "source_max_length": s.source_max_length or s.max_length}
     for key, (owner, needed) in _OWNER.items():
         if values[owner] != needed:
@@ -329,4 +333,6 @@ def essence(plan: Blueprint) -> dict[str, Any]:
     if plan.family != EncoderDecoder.family:
         unused |= {"encoder_layers" if plan.family == CausalDecoder.family else "decoder_layers"}
         values["tie"] = s.ties_output
+    if plan.family == BidirectionalEncoder.family and (plan.head is None or plan.head.kind != "masked-lm"):
+        unused |= {"tie"}
     return {key: value for key, value in values.items() if key not in unused}
