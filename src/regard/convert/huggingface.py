@@ -70,7 +70,7 @@ def _plan(directory: Path, weights: _Weights) -> tuple[Architecture, Blueprint]:
     path = directory / CONFIG
     values = read_json(path)
     name = values.get("model_type")
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise UserError(
             f"{path}: model_type = {name!r} is not supported; supported are {', '.join(sorted(ARCHITECTURES))}"
         )
@@ -138,6 +138,8 @@ class _Weights:
         self._place: dict[str, tuple[Any, str]] = {}
         """Of each name the open file and the name in it."""
         for path in _files(directory):
+            if not path.is_file():
+                raise UserError(f"{path}: is missing; fetch the directory again")
             try:
                 file = self._stack.enter_context(safe_open(path, framework="pt"))
                 names = list(file.keys())
@@ -205,17 +207,19 @@ def choose(model: Model, ids: Ids, name: str | None = None) -> tuple[Architectur
     plan = Blueprint.of(model, ids)
     if name is not None and name not in ARCHITECTURES:
         raise UserError(f"architecture {name}: is not known; known are {', '.join(sorted(ARCHITECTURES))}")
-    candidates = [ARCHITECTURES[name]] if name else ARCHITECTURES.values()
+    if name is not None:
+        try:
+            return ARCHITECTURES[name], *ARCHITECTURES[name].express(plan)
+        except UserError as error:
+            raise UserError(f"the model can't be written as {name}, which has no word for: {error}") from None
     reasons = []
-    for architecture in candidates:
-        if architecture.family == plan.family:
-            try:
-                return architecture, *architecture.express(plan)
-            except UserError as error:
-                reasons.append(f"{architecture.name}: {error}")
+    for architecture in ARCHITECTURES.values():
+        try:
+            return architecture, *architecture.express(plan)
+        except UserError as error:
+            reasons.append(f"{architecture.name}: {error}")
     raise UserError(
-        f"no architecture of transformers computes what this model does; what keeps it from being "
-        f"{'; '.join(reasons) or f'{name}: it is of the family {plan.family}'}"
+        f"no architecture of transformers computes what this model does; what is against {'; '.join(reasons)}"
     )
 
 

@@ -263,6 +263,8 @@ class Architecture:
         Raises:
             UserError: it has none, and why.
         """
+        if plan.family != self.family:
+            raise UserError(f"family = {plan.family}")
         try:
             values = self.config(plan)
             names = {name for each in self.rows(plan) for name in each.names}
