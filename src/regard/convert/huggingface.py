@@ -213,7 +213,7 @@ def choose(model: Model, ids: Ids, name: str | None = None) -> tuple[Architectur
         except UserError as error:
             raise UserError(f"the model can't be written as {name}, which has no word for: {error}") from None
     reasons = []
-    for architecture in ARCHITECTURES.values():
+    for architecture in (each for each in ARCHITECTURES.values() if each.family == plan.family):
         try:
             return architecture, *architecture.express(plan)
         except UserError as error:
