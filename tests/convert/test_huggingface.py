@@ -90,6 +90,18 @@ def test_weights_in_several_files_are_one_model(bart: Path) -> None:
         huggingface.read(bart)
 
 
+def test_a_large_model_is_written_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface, "SHARD", 1500)
+    huggingface.write(tmp_path / "bart", build(), IDS)
+    files = sorted((tmp_path / "bart").glob("*.safetensors"))
+    assert len(files) > 2
+    assert all(path.name.endswith(f"-of-{len(files):05}.safetensors") for path in files)
+    index = json.loads((tmp_path / "bart" / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == {path.name for path in files}
+    assert index["metadata"]["total_size"] >= sum(parameter.nbytes for parameter in build().parameters())
+    assert same(huggingface.read(tmp_path / "bart")[0], build())
+
+
 def test_an_index_may_not_point_elsewhere(bart: Path, tmp_path: Path) -> None:
     (bart / "model.safetensors").rename(tmp_path / "model.safetensors")
     places = dict.fromkeys(load_file(tmp_path / "model.safetensors"), "../model.safetensors")
@@ -239,7 +251,7 @@ def test_a_model_that_no_architecture_computes_is_refused_with_the_reasons(tmp_p
     with pytest.raises(UserError) as caught:
         huggingface.write(tmp_path / "out", model, IDS)
     assert "bart: positions = alibi, qk_norm = True" in str(caught.value)
-    with pytest.raises(UserError, match=r"can't be written as t5, .*feed_forward_bias = True"):
+    with pytest.raises(UserError, match=r"can't be written as t5: .*feed_forward_bias = True"):
         huggingface.write(tmp_path / "out", build(feed_forward="relu"), IDS, "t5")
     with pytest.raises(UserError, match=r"architecture bort: is not known; known are bart"):
         huggingface.write(tmp_path / "out", build(), IDS, "bort")

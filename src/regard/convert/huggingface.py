@@ -7,6 +7,7 @@ model and one weight is all that memory holds. What a table does not know, or mi
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -31,6 +32,8 @@ from regard.text.lines import atomic_write
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+SHARD = 2 * 10**9
+"""Bytes of a file of weights."""
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack", "model.pt")
 
 
@@ -211,7 +214,7 @@ def choose(model: Model, ids: Ids, name: str | None = None) -> tuple[Architectur
         try:
             return ARCHITECTURES[name], *ARCHITECTURES[name].express(plan)
         except UserError as error:
-            raise UserError(f"the model can't be written as {name}, which has no word for: {error}") from None
+            raise UserError(f"the model can't be written as {name}: {error}") from None
     reasons = []
     for architecture in (each for each in ARCHITECTURES.values() if each.family == plan.family):
         try:
@@ -242,29 +245,59 @@ def write(
         JobError: the disk is full.
     """
     architecture, values, plan = choose(model, ids, name)
-    tensors = dict(_tensors(architecture, plan, model))
-    dtype = next(iter(tensors.values())).dtype
-    values |= {"model_type": architecture.name, "dtype": str(dtype).removeprefix("torch.")}
+    values |= {"model_type": architecture.name, "dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
     with whole_directory(directory) as partial:
         if more is not None:
             more(partial)
-        try:
-            save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise JobError(f"{directory}: the weights cannot be written: {error}") from None
-        with atomic_write(partial / CONFIG) as file:
-            file.write((json.dumps(values, indent=2, sort_keys=True) + "\n").encode())
+        _write_json(partial / CONFIG, values)
+        _write_weights(partial, list(architecture.rows(plan)), plan.outline(), model)
     return architecture
 
 
-def _tensors(architecture: Architecture, plan: Blueprint, model: Model) -> Iterator[tuple[str, Tensor]]:
-    outline = plan.outline()
-    own = {name: parameter.detach().cpu() for name, parameter in all_weights(model).items()}
-    for each in architecture.rows(plan):
-        # What only they have, such as a bias, is written as zeros.
-        ours = own[each.ours] if each.ours in own else torch.zeros(outline[each.ours].shape)
-        for name, part in each.parts(ours if each.operation.exact else ours.float()).items():
-            yield name, part.to(ours.dtype).contiguous().clone()
+def _write_weights(directory: Path, rows: list[Row], outline: Mapping[str, Tensor], model: Model) -> None:
+    """Write files of at most `SHARD` bytes, so that memory holds the model and little more."""
+    own = {name: parameter.detach() for name, parameter in all_weights(model).items()}
+    shards: list[list[Row]] = [[]]
+    size = total = 0
+    for each in rows:
+        weight = own[each.ours] if each.ours in own else outline[each.ours]
+        if shards[-1] and size + weight.nbytes > SHARD:
+            shards.append([])
+            size = 0
+        shards[-1].append(each)
+        size, total = size + weight.nbytes, total + weight.nbytes
+    places: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        name = WEIGHTS if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        tensors = dict(part for each in shard for part in _parts(each, own, outline))
+        _save(directory / name, tensors)
+        places |= dict.fromkeys(tensors, name)
+    if len(shards) > 1:
+        _write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+
+
+def _save(path: Path, tensors: dict[str, Tensor]) -> None:
+    # Not by `atomic_write`: the bytes of all tensors would stand in memory three times. The directory is not yet in its
+    # place, so only what the library leaves undone is done here: the mode of any other file, and reaching the disk.
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise JobError(f"{path}: could not be written: {error}; see to the disk and run again") from None
+    path.chmod((path.parent / CONFIG).stat().st_mode)
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _parts(each: Row, own: Mapping[str, Tensor], outline: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    # What only they have, such as a bias, is written as zeros.
+    ours = own[each.ours].cpu() if each.ours in own else torch.zeros(outline[each.ours].shape)
+    for name, part in each.parts(ours if each.operation.exact else ours.float()).items():
+        yield name, part.to(ours.dtype, copy=True).contiguous()
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    with atomic_write(path) as file:
+        file.write((json.dumps(values, indent=2, sort_keys=True) + "\n").encode())
 
 
 def _shape(shape: Iterable[int]) -> str:
