@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from parity.conversion import (  # noqa: E402
     own_output,
     pairs,
 )
+from regard.data.sound import log_mel  # noqa: E402
 
 SIZES: dict[str, Any] = {
     "vocab_size": 29,
@@ -50,6 +53,7 @@ WHISPER = SIZES | {
     "eos_token_id": 27,
     "decoder_start_token_id": 28,
 }
+SPEECH = WHISPER | {"num_mel_bins": 80, "max_source_positions": 50}
 LEADING = frozenset({"model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"})
 """The first two rows, which nothing reads, are written as zeros."""
 
@@ -161,3 +165,23 @@ def test_searches_find_the_same(conversion: Conversion, beam: int, end: bool) ->
     batch = pairs(conversion.foreign)
     theirs = foreign_output(conversion.foreign, batch, beam, 7, end)
     assert own_output(conversion.own, batch, beam, 7, end) == theirs
+
+
+def test_speech_is_written_as_transformers_writes_it(tmp_path: Path) -> None:
+    """Waveform to tokens: frames, padding with silence, and search."""
+    case = Case("whisper", "WhisperForConditionalGeneration", lambda: transformers.WhisperConfig(**SPEECH))
+    conversion = Conversion(case, tmp_path)
+    waveforms = [
+        torch.rand(samples, generator=torch.Generator().manual_seed(samples)) - 0.5 for samples in (9000, 16000)
+    ]
+    extractor = transformers.WhisperFeatureExtractor(feature_size=80, chunk_length=1)
+    heard = extractor([waveform.numpy() for waveform in waveforms], sampling_rate=16_000, return_tensors="pt")
+    batch = replace(pairs(conversion.foreign, (1, 1)), source=heard.input_features)
+    theirs = foreign_logits(conversion.foreign, batch)
+
+    ours = replace(batch, source=torch.stack([log_mel(waveform, 80, 100) for waveform in waveforms]))
+
+    torch.testing.assert_close(own_logits(conversion.own, ours), theirs, rtol=0, atol=1e-4)
+    assert (theirs[0] - theirs[1])[0].abs().max() > 1e-2
+    expected = foreign_output(conversion.foreign, batch, 2, 7, False)
+    assert own_output(conversion.own, ours, 2, 7, False) == expected
