@@ -16,7 +16,7 @@ from regard.convert import huggingface
 from regard.convert.architectures import ARCHITECTURES
 from regard.convert.config import Config
 from regard.convert.mapping import Blueprint, Ids, essence, plus, scaled, stacked, without_leading
-from regard.errors import UserError
+from regard.errors import JobError, UserError
 from regard.model.settings import ModelSettings
 from regard.model.transformer import EncoderDecoder
 
@@ -269,6 +269,41 @@ def test_a_model_is_replaced_and_nothing_else_is(bart: Path, tmp_path: Path) -> 
     with pytest.raises(UserError, match=r"is a file"):
         huggingface.write(tmp_path / "file", build(), IDS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bart", "file"]
+
+
+def test_a_model_is_never_lost_on_the_way(bart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.name.endswith(".partial"):
+            raise OSError(28, "No space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(JobError, match="bart: cannot be written: No space left"):
+        huggingface.write(bart, build(seed=1), IDS)
+    assert same(huggingface.read(bart)[0], build())
+    assert [path.name for path in tmp_path.iterdir()] == ["bart"]
+    monkeypatch.undo()
+
+    bart.rename(tmp_path / ".bart.before")  # killed between the two names
+    huggingface.write(bart, build(seed=1), IDS)
+    assert same(huggingface.read(bart)[0], build(seed=1))
+    assert [path.name for path in tmp_path.iterdir()] == ["bart"]
+
+
+def test_positions_that_count_from_another_padding_are_refused(tmp_path: Path) -> None:
+    sinusoids = {"layout": "halves", "spacing": "inclusive", "first": 2}
+    model = build(
+        positions="sinusoidal",
+        sinusoids=sinusoids,
+        norm_placement="pre",
+        embedding_norm=False,
+        output_bias=False,
+    )
+    assert huggingface.write(tmp_path / "out", model, IDS).name == "m2m_100"
+    with pytest.raises(UserError, match=r"m2m_100: sinusoids\.first = 2 where padding is 0"):
+        huggingface.write(tmp_path / "out", model, Ids(pad=0, eos=2, start=1), "m2m_100")
 
 
 def test_a_failure_on_the_way_leaves_nothing(tmp_path: Path) -> None:

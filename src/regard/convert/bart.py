@@ -160,7 +160,9 @@ def _config(kind: _Kind, plan: Blueprint) -> dict[str, Any]:
     s = plan.settings
     if plan.source is None:
         raise InexpressibleError(f"input = {s.input}")
-    ids = plan.ids
+    ids, counted = plan.ids, kind.spacing == "inclusive"
+    if counted and ids.pad not in (None, s.sinusoids.first - 1):
+        raise InexpressibleError(f"sinusoids.first = {s.sinusoids.first} where padding is {ids.pad}")
     scales = {1.0: False, s.d_model**0.5: True}
     values = {
         "architectures": [kind.writes],
@@ -181,7 +183,7 @@ def _config(kind: _Kind, plan: Blueprint) -> dict[str, Any]:
         "attention_dropout": s.attention_dropout,
         "activation_dropout": s.activation_dropout,
         "tie_word_embeddings": s.tie != "none",
-        "pad_token_id": s.sinusoids.first - 1 if kind.spacing == "inclusive" else ids.pad,
+        "pad_token_id": s.sinusoids.first - 1 if counted else ids.pad,
         "bos_token_id": ids.bos,
         "eos_token_id": ids.eos,
         "decoder_start_token_id": ids.start,

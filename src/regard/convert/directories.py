@@ -10,6 +10,7 @@ from regard.convert import huggingface
 from regard.convert.generation import read_generation, write_generation
 from regard.convert.mapping import Architecture, Ids
 from regard.convert.output import refuse_other, whole_directory
+from regard.convert.whisper import refuse_other_frames, write_frames
 from regard.errors import UserError
 from regard.model import store
 from regard.pipelines.directory import CARD, GENERATION
@@ -43,10 +44,12 @@ def from_huggingface(
     _refuse_same(source, target)
     languages = languages or store.Languages()
     model, architecture, plan = huggingface.read(source, dtype)
+    if plan.settings.input == "frames":
+        refuse_other_frames(source, plan.settings)
     tokenizers = None
     if tokenizer and (plan.source or plan.target):
         tokenizers = read_hub_tokenizer(source, languages.source, languages.target)
-        _refuse_larger(source, tokenizers, plan.source, plan.target)
+        _refuse_foreign(source, tokenizers, plan.source, plan.target)
     search = read_generation(source, plan.family)
     with whole_directory(target) as partial:
         if tokenizers is not None:
@@ -85,6 +88,8 @@ def to_huggingface(
     def more(partial: Path) -> None:
         if tokenizers is not None and tokenizer:
             write_hub_tokenizer(partial, tokenizers, store.describe(model).family)
+        if model.settings.input == "frames":
+            write_frames(partial, model.settings)
         if model.family != "encoder":
             write_generation(partial, search, ids)
 
@@ -102,12 +107,12 @@ def _refuse_same(source: Path, target: Path) -> None:
     refuse_other(target)
 
 
-def _refuse_larger(origin: Path, tokenizers: TokenizerPair, source: int | None, target: int | None) -> None:
+def _refuse_foreign(origin: Path, tokenizers: TokenizerPair, source: int | None, target: int | None) -> None:
     for size, vocabulary in ((tokenizers.source.size, source), (tokenizers.target.size, target)):
-        if vocabulary is not None and size > vocabulary:
+        if vocabulary not in (None, size):
             raise UserError(
-                f"{origin}: the tokenizer has {size} tokens and the model only {vocabulary}; "
-                "they do not belong together: fetch the directory again, or convert without tokenizer"
+                f"{origin}: the tokenizer has {size} ids and the model {vocabulary}; they do not belong together: "
+                "fetch the directory again, or convert without the tokenizer"
             )
 
 

@@ -25,21 +25,32 @@ def whole_directory(directory: Path) -> Iterator[Path]:
         UserError: something stands there that is not a model.
         JobError: the disk is full or does not let itself be written.
     """
-    refuse_other(directory)
     partial, before = (directory.with_name(f".{directory.name}.{what}") for what in ("partial", "before"))
     try:
-        for leftover in (partial, before):
-            shutil.rmtree(leftover, ignore_errors=True)
+        if before.exists() and not directory.exists():  # a run that was killed between two names
+            before.rename(directory)
+        refuse_other(directory)
+        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         yield partial
-        if directory.exists():
-            directory.rename(before)
-        partial.rename(directory)
+        _take_place(partial, directory, before)
     except OSError as error:
         raise JobError(f"{directory}: cannot be written: {error.strerror or error}") from None
     finally:
-        for leftover in (partial, before):
-            shutil.rmtree(leftover, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _take_place(partial: Path, directory: Path, before: Path) -> None:
+    shutil.rmtree(before, ignore_errors=True)
+    if directory.exists():
+        directory.rename(before)
+    try:
+        partial.rename(directory)
+    except OSError:
+        if before.exists():
+            before.rename(directory)
+        raise
+    shutil.rmtree(before, ignore_errors=True)
 
 
 def refuse_other(directory: Path) -> None:

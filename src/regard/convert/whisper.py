@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from regard.convert.activations import PLAIN
 from regard.convert.bart import refuse_unlike_sides, stacks
 from regard.convert.config import Config
 from regard.convert.mapping import Architecture, Blueprint, Ids, InexpressibleError, Row, linear, row, word_for
+from regard.data.sound import HOP, RATE, WINDOW
 from regard.model.settings import ModelSettings
+from regard.model.store import read_json
+from regard.text.lines import atomic_write
 
 GELU = {theirs: ours for theirs, ours in PLAIN.items() if ours == "gelu"}
 """The convolutions share the activation of the layers, and ours have this one."""
@@ -122,3 +127,32 @@ WHISPER = Architecture(
         }
     ),
 )
+
+
+FRAMES = "preprocessor_config.json"
+_LIKE_OURS = {"sampling_rate": RATE, "hop_length": HOP, "n_fft": WINDOW, "padding_value": 0.0, "dither": 0.0}
+
+
+def refuse_other_frames(directory: Path, settings: ModelSettings) -> None:
+    """Raise `UserError` if a directory says that its model hears other frames than those of `regard.data.sound`."""
+    path = directory / FRAMES
+    if path.is_file():
+        config = Config(read_json(path), str(path))
+        config.expect("feature_extractor_type", "WhisperFeatureExtractor")
+        config.expect("feature_size", settings.frames.bins)
+        config.expect("do_normalize", False)
+        for key, value in _LIKE_OURS.items():
+            config.expect(key, value)
+        config.finish(config.values)
+
+
+def write_frames(directory: Path, settings: ModelSettings) -> None:
+    """Write what `transformers` makes a model's frames by."""
+    seconds = 2 * (settings.source_max_length or settings.max_length) * HOP / RATE
+    values = _LIKE_OURS | {
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "feature_size": settings.frames.bins,
+        "chunk_length": round(seconds) if seconds == round(seconds) else seconds,
+    }
+    with atomic_write(directory / FRAMES) as file:
+        file.write((json.dumps(values, indent=2) + "\n").encode())
