@@ -1,4 +1,4 @@
-"""Parallel corpora by name: fetched once, kept in a cache, split into train, dev and test.
+"""Corpora by name, parallel or labelled: fetched once, kept in a cache, split into train, dev and test.
 
 To add one, write a function that builds it and register it with `@corpus`, as at the end of this file.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
 
-from regard.data import ui_strings
+from regard.data import ui_kinds, ui_strings
 from regard.data.split import Split
 from regard.errors import UserError
 from regard.text.lines import atomic_write, write_lines
@@ -164,3 +164,18 @@ def _write(place: Path, entry: _Entry, files: _Files, parts: Split) -> None:
 )
 def _ui_strings(target: str, cache: Path) -> Split:
     return ui_strings.build(target, cache)
+
+
+@corpus(
+    "ui-kinds",
+    source_language="en",
+    origin=f"the English catalogues in the wheel homeassistant {ui_strings.RELEASE} (https://www.home-assistant.io)",
+    licence="Apache-2.0",
+    attribution="Copyright the Home Assistant authors; white space folded, labelled by their place in the catalogues",
+    edition=f"homeassistant {ui_strings.RELEASE}, labels 1",
+)
+def _ui_kinds(target: str, cache: Path) -> Split:
+    # One wheel for both corpora: it lies with the other.
+    shared = cache.parent / "ui-strings"
+    shared.mkdir(exist_ok=True)
+    return ui_kinds.build(target, shared)

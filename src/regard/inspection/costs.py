@@ -16,16 +16,26 @@ class Part:
     parameters: int
 
 
-PARTS = {
+LAYER = {
     "self_attention": "self-attention",
     "memory_attention": "attention over the encoder",
     "feed_forward": "feed-forward",
 }
 """The sub-layers of a layer; what else a layer has are its normalisations."""
 
+INPUT = {
+    "positions": "positions",
+    "segments": "segments",
+    "norm": "input: normalisation",
+    "projection": "input: patches",
+    "class_token": "input: patches",
+    "convolutions": "input: frames",
+}
+"""What an input may have beside its token vectors."""
+
 
 def parameters_by_part(model: Model) -> list[Part]:
-    """The parameters of each kind of sub-layer of encoder and decoder, and of the embeddings; each counted once."""
+    """The parameters of each kind of sub-layer, of the inputs, the head and the output; each counted once."""
     counts: dict[str, int] = {}
     for name, tensor in parameters(model).items():
         part = _part(name)
@@ -36,7 +46,9 @@ def parameters_by_part(model: Model) -> list[Part]:
 def _part(name: str) -> str:
     stack, *inner = name.split(".")
     if stack in ("encoder", "decoder"):
-        return f"{stack}: {PARTS.get(inner[1], 'normalisation')}"
+        return f"{stack}: {LAYER.get(inner[1], 'normalisation')}"
     if stack.endswith("_norm"):
         return f"{stack.removesuffix('_norm')}: normalisation"
-    return "embeddings and output" if "positions" not in name else "positions"
+    if stack == "head":
+        return "head"
+    return next((INPUT[part] for part in inner if part in INPUT), "embeddings and output")

@@ -6,9 +6,10 @@ A preset is a set of model settings, and what of the training belongs to it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from regard.errors import UserError
-from regard.model.settings import ModelSettings
+from regard.model.settings import ModelSettings, PatchSettings
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Preset:
 
     model: ModelSettings
     about: str
+    family: Literal["encoder-decoder", "causal-decoder", "encoder"] = "encoder-decoder"
     label_smoothing: float = 0.1
     printed_millions: int | None = None
     """The number of parameters (10^6) that Table 3 prints, where it prints one."""
@@ -24,7 +26,35 @@ class Preset:
 
 def _row(about: str, printed: int | None = None, label_smoothing: float = 0.1, **changes: object) -> Preset:
     """A row of Table 3: the base model with some values changed."""
-    return Preset(ModelSettings.model_validate(changes), f"Table 3 {about}", label_smoothing, printed)
+    model = ModelSettings.model_validate(changes)
+    return Preset(model, f"Table 3 {about}", label_smoothing=label_smoothing, printed_millions=printed)
+
+
+def _decoder(about: str, **settings: object) -> Preset:
+    model = ModelSettings.model_validate({"tie": "decoder", **settings})
+    return Preset(model, about, "causal-decoder", label_smoothing=0.0)
+
+
+def _modern(about: str, *, layers: int, **settings: object) -> Preset:
+    """What decoders have come to since: rotary positions, RMSNorm, SwiGLU, normalised queries and keys, no biases."""
+    return _decoder(
+        f"{about}: rotary positions, RMSNorm, SwiGLU, QK-norm",
+        decoder_layers=layers,
+        positions="rotary",
+        norm="rms",
+        norm_placement="pre",
+        qk_norm=True,
+        feed_forward="swiglu",
+        feed_forward_bias=False,
+        attention_bias="none",
+        **settings,
+    )
+
+
+def _encoder(about: str, *, layers: int, **settings: object) -> Preset:
+    values = {"tie": "decoder", "norm_placement": "pre", "feed_forward": "gelu", "positions": "rotary", **settings}
+    model = ModelSettings.model_validate({"encoder_layers": layers, **values})
+    return Preset(model, f"an encoder {about}: rotary positions, pre-norm", "encoder", label_smoothing=0.0)
 
 
 PRESETS: dict[str, Preset] = {
@@ -61,6 +91,66 @@ PRESETS: dict[str, Preset] = {
             d_model=256, d_ff=1024, heads=4, encoder_layers=4, decoder_layers=4, dropout=0.2, norm_placement="pre"
         ),
         "for some 100,000 pairs: between tiny and base, pre-norm",
+    ),
+    "nanogpt-cpu": _decoder(
+        "nanoGPT's configuration for a CPU: that of GPT-2, small, without biases",
+        d_model=128,
+        d_ff=512,
+        heads=4,
+        decoder_layers=4,
+        max_length=64,
+        positions="learned",
+        embedding_scale=1.0,
+        norm_placement="pre",
+        feed_forward="gelu",
+        feed_forward_bias=False,
+        attention_bias="none",
+        dropout=0.0,
+    ),
+    "tiny-lm": _modern("for some 100,000 words", d_model=128, d_ff=344, heads=4, layers=4, max_length=256, dropout=0.1),
+    "small-lm": _modern(
+        "for some million words", d_model=256, d_ff=688, heads=4, layers=6, max_length=512, dropout=0.1
+    ),
+    "base-lm": _modern("the size of GPT-2", d_model=768, d_ff=2048, heads=12, layers=12, max_length=1024, dropout=0.0),
+    "tiny-encoder": _encoder("for some 100,000 words", d_model=128, d_ff=512, heads=4, layers=4, max_length=512),
+    "small-encoder": _encoder("for some million words", d_model=256, d_ff=1024, heads=4, layers=6, max_length=512),
+    "bert-base": Preset(
+        ModelSettings(
+            d_model=768,
+            d_ff=3072,
+            heads=12,
+            encoder_layers=12,
+            max_length=512,
+            positions="learned",
+            embedding_scale=1.0,
+            embedding_norm=True,
+            segments=2,
+            norm_epsilon=1e-12,
+            feed_forward="gelu",
+            attention_dropout=0.1,
+            tie="decoder",
+        ),
+        "BERT's base model (Devlin et al. 2019)",
+        "encoder",
+        label_smoothing=0.0,
+    ),
+    "digits": Preset(
+        ModelSettings(
+            d_model=64,
+            d_ff=128,
+            heads=4,
+            encoder_layers=4,
+            input="patches",
+            patches=PatchSettings(height=8, width=8, size=2, channels=1),
+            positions="learned",
+            max_length=17,
+            embedding_scale=1.0,
+            norm_placement="pre",
+            feed_forward="gelu",
+            tie="none",
+        ),
+        "a vision transformer for images of 8 x 8 pixels",
+        "encoder",
     ),
 }
 

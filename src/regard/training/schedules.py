@@ -10,6 +10,9 @@ from pydantic import Field, model_validator
 
 from regard.settings import Settings
 
+FALLING = ("cosine", "linear")
+"""Schedules that end at a chosen rate."""
+
 
 class ScheduleSettings(Settings):
     """How the learning rate moves over the steps."""
@@ -20,11 +23,15 @@ class ScheduleSettings(Settings):
     """The highest rate, reached at the end of the warm-up. The paper's schedule computes its own from d_model."""
     warmup_steps: int = Field(4000, gt=0, lt=2**31)
     """Steps over which the rate rises linearly from zero."""
+    last: float = Field(0.0, ge=0, le=1)
+    """Where cosine and linear end: this share of the peak rate."""
 
     @model_validator(mode="after")
     def _one_peak(self) -> Self:
         if self.kind == "paper" and self.peak_rate is not None:
             raise ValueError("the paper's schedule has no peak_rate; use kind: inverse-sqrt to choose one")
+        if self.last and self.kind not in FALLING:
+            raise ValueError(f"the schedule {self.kind} does not fall to a last rate; cosine and linear do")
         if self.kind != "paper" and self.peak_rate is None:
             raise ValueError(f"the schedule {self.kind} needs a peak_rate, such as 0.001")
         return self
@@ -73,4 +80,7 @@ def learning_rate(settings: ScheduleSettings, step: int, steps: int, d_model: in
     """The rate of step `step` of `steps`."""
     if settings.peak_rate is None:
         return paper(step, settings.warmup_steps, d_model)
-    return settings.peak_rate * SHAPES[settings.kind](step, settings.warmup_steps, steps)
+    share = SHAPES[settings.kind](step, settings.warmup_steps, steps)
+    if step > settings.warmup_steps:
+        share = settings.last + (1 - settings.last) * share
+    return settings.peak_rate * share
