@@ -103,7 +103,7 @@ def ours_and_theirs(model: Any, back: Any, family: str) -> tuple[Tensor, Tensor]
     return (ours[real], theirs[real]) if ours.dim() == 3 else (ours, theirs)
 
 
-@pytest.mark.parametrize("case", first_of_each(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", list(first_of_each()), ids=lambda case: case.name)
 def test_a_changed_setting_is_expressed_or_refused(case: Case, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     conversion.foreign(case).save_pretrained(tmp_path / "foreign")

@@ -1,0 +1,115 @@
+"""Whole directories: what was converted translates, and what stands beside the weights goes along."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import regard
+from regard.convert import directories, huggingface
+from regard.convert.directories import from_huggingface, to_huggingface
+from regard.convert.mapping import Ids
+from regard.errors import UserError
+from regard.model import store
+from regard.model.settings import ModelSettings
+from regard.model.transformer import EncoderDecoder
+from regard.pipelines.directory import write_directory
+from regard.pipelines.translator import Translator
+from regard.search.settings import SearchSettings
+from regard.text.tokenizer import Tokenizer, TokenizerPair, TokenizerSettings
+
+SETTINGS = {
+    "d_model": 16,
+    "d_ff": 24,
+    "heads": 2,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "sinusoids": {"layout": "halves"},
+    "max_length": 30,
+    "feed_forward": "silu",
+    "output_bias": True,
+}
+
+
+@pytest.fixture(scope="module")
+def translator() -> Translator:
+    tokenizer = Tokenizer.learn(["one two three", "two three four"] * 3, TokenizerSettings(size=275))
+    torch.manual_seed(0)
+    model = EncoderDecoder(ModelSettings.parse(SETTINGS, "test"), tokenizer.size, tokenizer.size)
+    with torch.no_grad():
+        model.output_bias.normal_()
+    return Translator(model, TokenizerPair(tokenizer, tokenizer), SearchSettings(beam=3, alpha=0.7))
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The tokenizer of a foreign directory, as our own file; and with which arguments it was asked for."""
+    asked: list[tuple[Any, ...]] = []
+
+    def read(directory: Path, *languages: str | None) -> TokenizerPair:
+        asked.append(languages)
+        return TokenizerPair.load(directory)
+
+    def write(directory: Path, tokenizers: TokenizerPair, family: str) -> None:
+        asked.append((family,))
+        tokenizers.save(directory)
+
+    monkeypatch.setattr(directories, "read_hub_tokenizer", read)
+    monkeypatch.setattr(directories, "write_hub_tokenizer", write)
+    return asked
+
+
+def test_there_and_back_it_translates_the_same(
+    translator: Translator, hub: list[tuple[Any, ...]], tmp_path: Path
+) -> None:
+    ours, theirs, again = tmp_path / "ours", tmp_path / "theirs", tmp_path / "again"
+    write_directory(ours, translator, "# A card\n")
+
+    assert to_huggingface(ours, theirs).name == "marian"
+    from_huggingface(theirs, again, languages=store.Languages(source="en", target="de"))
+
+    assert hub == [("encoder-decoder",), ("en", "de")]
+    config = json.loads((theirs / "config.json").read_text())
+    tokenizer = translator.tokenizers.target
+    assert config["pad_token_id"] == tokenizer.pad
+    assert config["decoder_start_token_id"] == tokenizer.bos
+    search = json.loads((theirs / "generation_config.json").read_text())
+    assert (search["num_beams"], search["length_penalty"], search["eos_token_id"]) == (3, 0.7, tokenizer.eos)
+    back = regard.load(again, device="cpu")
+    assert back.languages == store.Languages(source="en", target="de")
+    assert (back.settings.beam, back.settings.alpha) == (3, 0.7)
+    texts = ["one two", "four three two one", "three"]
+    assert back.translate(texts) == translator.translate(texts)
+    assert "marian" in (again / "README.md").read_text()
+
+
+def test_a_tokenizer_of_another_size_is_refused(
+    translator: Translator, hub: list[tuple[Any, ...]], tmp_path: Path
+) -> None:
+    size = translator.tokenizers.target.size
+    model = EncoderDecoder(ModelSettings.parse(SETTINGS, "test"), size - 1, size - 1)
+    huggingface.write(tmp_path / "theirs", model, Ids(pad=0), more=translator.tokenizers.save)
+
+    with pytest.raises(UserError, match=f"the tokenizer has {size} ids and the model {size - 1}"):
+        from_huggingface(tmp_path / "theirs", tmp_path / "ours")
+
+    assert not (tmp_path / "ours").exists()
+    from_huggingface(tmp_path / "theirs", tmp_path / "ours", tokenizer=False)
+    assert sorted(path.name for path in (tmp_path / "ours").iterdir()) == [
+        "README.md",
+        "config.json",
+        "generation.json",
+        "model.safetensors",
+    ]
+
+
+def test_a_run_is_written_by_its_model(translator: Translator, hub: list[tuple[Any, ...]], tmp_path: Path) -> None:
+    write_directory(tmp_path / "run" / "model", translator, "# A card\n")
+
+    to_huggingface(tmp_path / "run", tmp_path / "theirs", architecture="marian")
+
+    assert huggingface.is_foreign(tmp_path / "theirs")
