@@ -19,8 +19,13 @@ from parity.conversion import (  # noqa: E402
     own_logits,
     own_output,
     pairs,
+    reload,
 )
+from regard.convert import huggingface  # noqa: E402
+from regard.convert.mapping import Ids  # noqa: E402
 from regard.data.sound import log_mel  # noqa: E402
+from regard.model.settings import ModelSettings  # noqa: E402
+from regard.model.transformer import EncoderDecoder  # noqa: E402
 
 SIZES: dict[str, Any] = {
     "vocab_size": 29,
@@ -185,3 +190,20 @@ def test_speech_is_written_as_transformers_writes_it(tmp_path: Path) -> None:
     assert (theirs[0] - theirs[1])[0].abs().max() > 1e-2
     expected = foreign_output(conversion.foreign, batch, 2, 7, False)
     assert own_output(conversion.own, ours, 2, 7, False) == expected
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie": "decoder"}, {"tie": "none", "feed_forward": "silu"}], ids=str)
+def test_the_paper_s_model_is_a_marian(changes: dict[str, Any], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    settings = {"d_model": 16, "d_ff": 24, "heads": 4, "encoder_layers": 2, "decoder_layers": 3, "max_length": 20}
+    own = EncoderDecoder(ModelSettings.parse(settings | changes, "test"), 29, 29).eval()
+    with torch.no_grad():
+        for parameter in own.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    architecture = huggingface.write(tmp_path / "written", own, Ids(pad=0, bos=1, eos=2, start=1))
+    theirs = reload("MarianMTModel", tmp_path / "written")
+    batch = pairs(theirs)
+
+    assert architecture.name == "marian"
+    torch.testing.assert_close(own_logits(own, batch), foreign_logits(theirs, batch), rtol=0, atol=1e-5)
+    assert own_output(own, batch, 3, 7, False) == foreign_output(theirs, batch, 3, 7, False)

@@ -23,6 +23,7 @@ from regard.convert.architectures import ARCHITECTURES
 from regard.convert.config import Config
 from regard.convert.mapping import NONE, Architecture, Blueprint, Ids, Row
 from regard.convert.mapping import weights as all_weights
+from regard.convert.order import sines_first
 from regard.convert.output import whole_directory
 from regard.errors import JobError, UserError
 from regard.model.store import read_json
@@ -244,6 +245,7 @@ def write(
         UserError: there is no such architecture, or `directory` holds something that is not a model.
         JobError: the disk is full.
     """
+    model = sines_first(model)
     architecture, values, plan = choose(model, ids, name)
     values |= {"model_type": architecture.name, "dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
     with whole_directory(directory) as partial:
