@@ -107,6 +107,12 @@ def test_a_tokenizer_of_another_size_is_refused(
     ]
 
 
+def test_whoever_loads_a_foreign_directory_is_told_to_convert_it(translator: Translator, tmp_path: Path) -> None:
+    huggingface.write(tmp_path / "theirs", translator.model)
+    with pytest.raises(UserError, match="read by `regard convert`"):
+        regard.load(tmp_path / "theirs")
+
+
 def test_a_run_is_written_by_its_model(translator: Translator, hub: list[tuple[Any, ...]], tmp_path: Path) -> None:
     write_directory(tmp_path / "run" / "model", translator, "# A card\n")
 

@@ -199,7 +199,8 @@ def read_config(directory: Path) -> ModelConfig:
         raise UserError(f"{directory}: is not a model directory (it has no {CONFIG})")
     values = read_json(path)
     if values.get("format") != "regard.model":
-        raise UserError(f"{path}: is not the configuration of a model of this package")
+        hint = "; models of Hugging Face transformers are read by `regard convert`" if "model_type" in values else ""
+        raise UserError(f"{path}: is not the configuration of a model of this package{hint}")
     if values.get("version") not in READABLE:
         raise UserError(
             f"{path}: has format version {values.get('version')!r}; this release reads versions up to {VERSION}: "
