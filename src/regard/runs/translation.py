@@ -16,6 +16,7 @@ from regard.data.named import get
 from regard.errors import UserError
 from regard.evaluation.metrics import Score, corpus_scores
 from regard.model import store
+from regard.model.interface import SequenceToSequence
 from regard.model.transformer import EncoderDecoder
 from regard.pipelines import Translator
 from regard.runs.initial import initial_tokenizers
@@ -251,7 +252,7 @@ class Translation(Task):
     ) -> tuple[list[str], list[Score]]:
         """Translations of `sources` and their scores against `references`."""
         inner = store.unwrap(model)
-        assert isinstance(inner, EncoderDecoder)
+        assert isinstance(inner, SequenceToSequence)
         found = translate(inner, self.tokenizers, sources, search, name="validation")
         outputs = [one_line(each.best.text) for each in found]
         return outputs, corpus_scores(outputs, [references], self.scores)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.model.transformer import EncoderDecoder
+from regard.model.interface import SequenceToSequence
 
 
 @runtime_checkable
@@ -37,7 +37,7 @@ class CachedDecoder:
 
     def __init__(
         self,
-        model: EncoderDecoder,
+        model: SequenceToSequence,
         source_BS: Int[Tensor, "B S"],
         keys_BS: Bool[Tensor, "B S"],
         forced: Sequence[int] = (),

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.model.transformer import EncoderDecoder
+from regard.model.interface import SequenceToSequence
 from regard.search.beam import Hypothesis, beam_search
 from regard.search.decoder import CachedDecoder
 from regard.search.processors import Ban
@@ -55,7 +55,7 @@ NOTHING = Translation((Candidate(ids=(), log_probability=0.0, score=0.0, finishe
 
 
 def translate(
-    model: EncoderDecoder,
+    model: SequenceToSequence,
     tokenizers: TokenizerPair,
     texts: Iterable[str],
     settings: SearchSettings,
@@ -84,7 +84,7 @@ def translate(
 
 
 def _translate_window(
-    model: EncoderDecoder,
+    model: SequenceToSequence,
     tokenizers: TokenizerPair,
     texts: list[str],
     settings: SearchSettings,
@@ -131,9 +131,9 @@ def _encode(tokenizers: TokenizerPair, texts: list[str], names: list[str]) -> li
 
 
 def _search(
-    model: EncoderDecoder, tokenizers: TokenizerPair, sources: Sequence[list[int]], settings: SearchSettings
+    model: SequenceToSequence, tokenizers: TokenizerPair, sources: Sequence[list[int]], settings: SearchSettings
 ) -> list[tuple[Candidate, ...]]:
-    device = model.output.device
+    device = next(model.parameters()).device
     *forced, begin = tokenizers.target_begin
     longest = model.settings.max_length - len(forced)
     with torch.inference_mode():
