@@ -248,6 +248,6 @@ def test_a_masked_batch_without_anything_to_guess_is_zero(tokenizer: Tokenizer, 
     (batch,) = MaskedBatches(texts, MaskingSettings()).epoch(0)
     nothing = replace(batch, scored_BS=torch.zeros_like(batch.scored_BS), target_tokens=0)
     sums = masked_loss(model, nothing, 0.1)
-    assert (float(sums.loss), float(sums.nll), sums.tokens) == (0.0, 0.0, 0)
+    assert (sums.loss.item(), sums.nll.item(), sums.tokens) == (0.0, 0.0, 0)
     sums.loss.backward()
     assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 import torch
@@ -12,10 +13,20 @@ from torch.nn import functional
 
 from regard.data.batches import Batch, Batches, BatchSettings
 from regard.data.dataset import PairDataset
+from regard.errors import UserError
 from regard.model.transformer import EncoderDecoder
 from regard.training.loss import LossSums, translation_loss
 from regard.training.trainer import Listening, StepReport, Trainer
-from regard.training.validation import Validation, ValidationSettings, validation_loss
+from regard.training.validation import (
+    DIRECTIONS,
+    TASK_METRICS,
+    Metric,
+    Task,
+    Validation,
+    ValidationSettings,
+    better,
+    validation_loss,
+)
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -162,3 +173,27 @@ def test_validating_does_not_change_the_training(make_trainer: MakeTrainer, batc
         trainer.train()
         runs.append(losses.losses)
     assert runs[0] == runs[1]
+
+
+def test_every_metric_has_a_direction_and_every_task_its_metrics() -> None:
+    assert set(DIRECTIONS) == set(get_args(Metric))
+    assert set(TASK_METRICS) == set(get_args(Task))
+    assert {metric for metric, direction in DIRECTIONS.items() if direction == -1} == {"loss"}
+    for metrics in TASK_METRICS.values():
+        assert "loss" in metrics
+        assert set(metrics) <= set(DIRECTIONS)
+
+
+@pytest.mark.parametrize(("metric", "lower", "higher"), [("loss", 1, 2), ("accuracy", 50, 60), ("macro_f1", 1, 2)])
+def test_what_is_better(metric: Metric, lower: float, higher: float) -> None:
+    worse, best = (higher, lower) if metric == "loss" else (lower, higher)
+    assert better(metric, best, worse)
+    assert not better(metric, worse, best)
+    assert not better(metric, best, best)
+    assert better(metric, worse, None)
+    assert not better(metric, math.nan, None)
+
+
+def test_an_unknown_metric_is_refused() -> None:
+    with pytest.raises(UserError, match=r"metric: input should be 'loss', .*'macro_f1' \(got 'f1'\)"):
+        ValidationSettings.parse({"metric": "f1"}, "recipe")

@@ -172,7 +172,7 @@ def _ui_strings(target: str, cache: Path) -> Split:
     origin=f"the English catalogues in the wheel homeassistant {ui_strings.RELEASE} (https://www.home-assistant.io)",
     licence="Apache-2.0",
     attribution="Copyright the Home Assistant authors; white space folded, labelled by their place in the catalogues",
-    edition=f"homeassistant {ui_strings.RELEASE}, labels 1",
+    edition=f"homeassistant {ui_strings.RELEASE}, labels 2",
 )
 def _ui_kinds(target: str, cache: Path) -> Split:
     # One wheel for both corpora: it lies with the other.

@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from zipfile import ZipFile
 
+from regard.data.corpus import Pair
 from regard.data.split import Split
 from regard.data.ui_strings import HELD_OUT, fetch, texts
 from regard.errors import UserError
@@ -20,16 +21,30 @@ TARGET = "label"
 
 
 def build(target: str, cache: Path) -> Split:
-    """Pairs of a text and its label; the wheel is kept in `cache`."""
+    """Pairs of a text and its label; the wheel is kept in `cache`.
+
+    Texts that are the same but for case, digits and signs ("Alarm 12", "Alarm 13") stand in one part, by a hash of what
+    they have in common.
+    """
     if target != TARGET:
         raise UserError(f"this corpus has labels, not the language {target!r}: its target is {TARGET}")
-    pairs = labelled_texts(fetch(cache))
-    pairs.sort(key=lambda pair: sha256(pair[0].encode()).digest())
-    held = min(HELD_OUT, len(pairs) // 10)
-    return Split(train=pairs[2 * held :], dev=pairs[:held], test=pairs[held : 2 * held])
+    groups: dict[str, list[Pair]] = defaultdict(list)
+    for pair in labelled_texts(fetch(cache)):
+        groups[letters(pair[0])].append(pair)
+    held = min(HELD_OUT, sum(map(len, groups.values())) // 10)
+    parts = Split()
+    for name in sorted(groups, key=lambda letters: sha256(letters.encode()).digest()):
+        room = (part for part in (parts.dev, parts.test) if len(part) + len(groups[name]) <= held)
+        next(room, parts.train).extend(groups[name])
+    return parts
 
 
-def labelled_texts(wheel: Path) -> list[tuple[str, str]]:
+def letters(text: str) -> str:
+    """The letters of a text, in lower case; all of a text without any."""
+    return "".join(filter(str.isalpha, text.casefold())) or text
+
+
+def labelled_texts(wheel: Path) -> list[Pair]:
     """Each distinct text that always has the same label, and that label."""
     labels: dict[str, set[str]] = defaultdict(set)
     with ZipFile(wheel) as archive:

@@ -155,7 +155,7 @@ class Trainer:
         begin = time.perf_counter()
         step = self.progress.step + 1
         rate = learning_rate(self.settings.schedule, step, self.settings.steps, self.d_model)
-        tokens = sum(batch.target_tokens for batch in window)
+        tokens = max(sum(batch.target_tokens for batch in window), 1)
         self.model.train()
         self.optimizer.zero_grad()
         loss = nll = torch.zeros((), device=self.device)
