@@ -28,7 +28,7 @@ def tokenizers() -> TokenizerPair:
 
 
 def build(tokenizers: TokenizerPair, **settings: object) -> EncoderDecoder:
-    torch.manual_seed(3)
+    torch.manual_seed(1)
     values = {"d_model": 16, "d_ff": 32, "heads": 2, "encoder_layers": 2, "decoder_layers": 2, "dropout": 0.5}
     values |= {"tie": "none", **settings}
     model = EncoderDecoder(ModelSettings.parse(values, "test"), tokenizers.source.size, tokenizers.target.size).eval()
