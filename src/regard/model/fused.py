@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,8 +25,10 @@ from regard.model.masks import Mask, PlaceMask
 from regard.model.positions import Bias, PlaceBias
 from regard.model.reference import reference_attention
 
-BLOCK_SCORES = 2**22
+BLOCK_SCORES = 2**21
 """So many scores of a head are held at a time."""
+EDGE = 512
+"""Ranges of keys begin and end at multiples of this: freed memory of slightly different sizes is not used again."""
 
 
 def fused_attention(
@@ -91,32 +93,53 @@ def blocks(
     softcap: float | None = None,
     drop: float = 0.0,
 ) -> Float[Tensor, "B H T Ev"]:
-    """Some queries at a time, over the keys from the first to the last that any of them may see."""
+    """Some queries at a time, over the keys that any of them may see."""
     queries, keys = query_BHTE.shape[2], key_BGSE.shape[2]
     rows = max(1, BLOCK_SCORES // keys)
+    if rows >= queries:
+        return _block(query_BHTE, key_BGSE, value_BGSE, mask, bias, scale, softcap, drop)
     outputs = []
+    # Without gradients parts go where they belong: kept one by one they would leave holes between what is freed.
+    output_BHTE = None if torch.is_grad_enabled() else query_BHTE.new_empty(*query_BHTE.shape[:3], value_BGSE.shape[3])
     for start in range(0, queries, rows):
         stop = min(start + rows, queries)
         part_mask = None if mask is None else mask.rows(start, stop)
         part_bias = None if bias is None else bias.rows(start, stop)
-        first, last = 0, keys
-        if part_mask is not None:
-            first, last = _visible(part_mask)
-            part_mask = part_mask.columns(first, last)
-            part_bias = part_bias if part_bias is None else part_bias.columns(first, last)
-        part = query_BHTE[:, :, start:stop], key_BGSE[:, :, first:last], value_BGSE[:, :, first:last]
-        if softcap is None:
-            outputs.append(whole(*part, part_mask, part_bias, scale=scale, drop=drop))
+        query = query_BHTE[:, :, start:stop]
+        part = _block(query, key_BGSE, value_BGSE, part_mask, part_bias, scale, softcap, drop)
+        if output_BHTE is None:
+            outputs.append(part)
         else:
-            plain = reference_attention(*part, part_mask, part_bias, scale=scale, softcap=softcap, drop=drop)
-            outputs.append(plain.output_BHTE)
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+            output_BHTE[:, :, start:stop] = part
+    return torch.cat(outputs, dim=2) if output_BHTE is None else output_BHTE
 
 
-def _visible(mask: Mask) -> tuple[int, int]:
-    """The range of keys that any query may attend to; never empty."""
-    places = mask.allowed_BHTS.flatten(0, 2).any(dim=0).nonzero()
-    return (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 1)
+def _block(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | None,
+    bias: Bias | None,
+    scale: float | None,
+    softcap: float | None,
+    drop: float,
+) -> Tensor:
+    if mask is not None and mask.allowed_BHTS.shape[2] > 1:
+        seen = _seen(mask)
+        key, value, mask = key[:, :, seen], value[:, :, seen], mask.columns(seen)
+        bias = bias if bias is None else bias.columns(seen)
+    if softcap is None:
+        return whole(query, key, value, mask, bias, scale=scale, drop=drop)
+    return reference_attention(query, key, value, mask, bias, scale=scale, softcap=softcap, drop=drop).output_BHTE
+
+
+def _seen(mask: Mask) -> slice | Tensor:
+    """The keys that any query may attend to, and some more where that makes them a range; at least one."""
+    columns = mask.allowed_BHTS.flatten(0, 2).any(dim=0).nonzero().squeeze(1)
+    if len(columns) == 0:
+        return slice(0, 1)
+    first, last = int(columns[0]) // EDGE * EDGE, -(-(int(columns[-1]) + 1) // EDGE) * EDGE
+    return columns if len(columns) < (last - first) // 2 else slice(first, last)
 
 
 def flex(
@@ -143,7 +166,7 @@ def flex(
             score = score + bias.scheme.bias(distance, h)
         return score
 
-    kernel: Callable[..., Tensor] = _compiled_flex() if compiled else flex_attention
+    kernel = _compiled_flex() if compiled else cast(Callable[..., Tensor], flex_attention)
     return kernel(
         query_BHTE,
         key_BGSE,
@@ -162,7 +185,7 @@ def flex_fits(query_BHTE: Tensor, mask: Mask | None, bias: Bias | None, drop: fl
 
 
 @cache
-def _compiled_flex() -> Callable[..., Any]:
+def _compiled_flex() -> Callable[..., Tensor]:
     return torch.compile(flex_attention, dynamic=True)
 
 

@@ -38,9 +38,9 @@ class Mask:
         """The mask of the queries from `start` to `stop`."""
         return self if self.allowed_BHTS.shape[2] == 1 else Mask(self.allowed_BHTS[:, :, start:stop])
 
-    def columns(self, start: int, stop: int) -> Mask:
-        """The mask of the keys from `start` to `stop`."""
-        return Mask(self.allowed_BHTS[..., start:stop])
+    def columns(self, seen: slice | Tensor) -> Mask:
+        """The mask of these keys."""
+        return Mask(self.allowed_BHTS[..., seen])
 
     def select(self, rows: Int[Tensor, " M"]) -> Mask:
         """The mask of some rows of the batch."""

@@ -89,9 +89,9 @@ class Bias:
         """That of the queries from `start` to `stop`."""
         return Bias(self.dense_BHTS[:, :, start:stop])
 
-    def columns(self, start: int, stop: int) -> Bias:
-        """That of the keys from `start` to `stop`."""
-        return Bias(self.dense_BHTS[..., start:stop])
+    def columns(self, seen: slice | Tensor) -> Bias:
+        """That of these keys."""
+        return Bias(self.dense_BHTS[..., seen])
 
 
 class PlaceBias(Bias):
