@@ -1,7 +1,7 @@
 """The Python of the documentation runs as it stands and prints what the page says; both languages have the same.
 
-A block of Python directly followed by a block of text must print that text. `runs/mine`, which pages assume to be
-there, is a small model with random weights.
+A block of Python directly followed by a block of text must print that text. The models that pages assume to be
+there are small ones with random weights.
 """
 
 from __future__ import annotations
@@ -16,14 +16,24 @@ import pytest
 import torch
 
 from regard.data.binarise import binarise
-from regard.model.settings import ModelSettings
-from regard.model.transformer import EncoderDecoder
-from regard.pipelines import Translator, write_directory
+from regard.model import adapters
+from regard.model.settings import HeadSettings, ModelSettings
+from regard.model.transformer import BidirectionalEncoder, CausalDecoder, EncoderDecoder
+from regard.pipelines import Classifier, MaskFiller, TextGenerator, Translator, write_directory
 from regard.search.settings import SearchSettings
 from regard.text.tokenizer import Tokenizer, TokenizerPair, TokenizerSettings
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "README.zh-CN.md", "docs/guide/python.md", "docs/guide/formats.md", "docs/learn/forward-pass.md"]
+PAGES = [
+    "README.md",
+    "README.zh-CN.md",
+    "docs/guide/python.md",
+    "docs/guide/language-models.md",
+    "docs/guide/encoders.md",
+    "docs/guide/fine-tuning.md",
+    "docs/guide/formats.md",
+    "docs/learn/forward-pass.md",
+]
 TRANSLATED = [("README.md", "README.zh-CN.md"), ("docs/learn/forward-pass.md", "docs/learn/forward-pass.zh-CN.md")]
 
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
@@ -51,7 +61,33 @@ def folder_with_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     binarise(pairs, TokenizerPair(tokenizer, tokenizer), tmp_path / "runs/mine/data/train.arrow")
     (tmp_path / "test.en").write_text("a dog runs\ntwo men talk\n", encoding="utf-8")
     (tmp_path / "test.de").write_text("ein Hund rennt\nzwei Männer reden\n", encoding="utf-8")
+    (tmp_path / "test.txt").write_text("a dog runs\ntwo men talk\n" * 10, encoding="utf-8")
+    write_other_families(tmp_path, lines)
     monkeypatch.chdir(tmp_path)
+
+
+def write_other_families(folder: Path, lines: list[str]) -> None:
+    """A decoder in runs/lm and models/base, adapters of it, and encoders in runs/encoder and runs/labels."""
+    tokenizer = Tokenizer.learn(lines, TokenizerSettings(size=280, mask=True))
+    settings = ModelSettings(
+        d_model=16, d_ff=16, heads=2, encoder_layers=1, decoder_layers=1, max_length=64, tie="decoder"
+    )
+    decoder = CausalDecoder(settings, tokenizer.size)
+    labels = HeadSettings(kind="text", labels=("error", "entity"))
+    masked, labelled = (
+        BidirectionalEncoder(settings, tokenizer.size, head) for head in (HeadSettings(kind="masked-lm"), labels)
+    )
+    pipelines = {
+        "runs/lm": TextGenerator(decoder, tokenizer),
+        "models/base": TextGenerator(decoder, tokenizer),
+        "runs/encoder": MaskFiller(masked, tokenizer),
+        "runs/labels": Classifier(labelled, tokenizer),
+    }
+    for name, pipeline in pipelines.items():
+        write_directory(folder / name, pipeline, "# A model\n")
+    chosen = adapters.AdapterSettings()
+    adapters.apply(decoder, chosen)
+    adapters.save(folder / "runs/adapted/adapters", adapters.adapters(decoder, chosen))
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -10,8 +10,9 @@ import pytest
 
 from regard.errors import UserError
 from regard.model.presets import PRESETS
+from regard.model.store import ModelConfig, Vocabulary, build, write
 from regard.runs.settings import RunSettings
-from regard.runs.tasks import resolve, written
+from regard.runs.tasks import TASKS, resolve, written
 from regard.runs.translation import Translation
 from regard.settings import merge, parse_yaml, read_yaml
 
@@ -20,8 +21,15 @@ RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_recipes_are_valid(recipe: Path) -> None:
-    settings = resolve(read_yaml(recipe), str(recipe))
+def test_recipes_are_valid(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = read_yaml(recipe)
+    if "initial" in values:  # what another recipe learns
+        monkeypatch.chdir(tmp_path)
+        before = resolve(read_yaml(recipe.parent / f"{Path(values['initial']).name}.yaml"), "before")
+        vocabulary = Vocabulary(source=before.tokenizer.size)
+        model = build(ModelConfig(family="encoder", vocabulary=vocabulary, model=before.model))
+        write(Path(values["initial"]), model)
+    settings = resolve(values, str(recipe))
     # What settings.yaml of a run would hold means the same settings.
     again = resolve(parse_yaml(written(settings), "again"), "again")
     assert again == settings
@@ -51,6 +59,15 @@ def test_choices_by_size_are_whole_recipes(pairs: int) -> None:
     settings = resolve(merge(Translation.choices(pairs), FILES), "choices")
     assert settings.preset in PRESETS
     assert settings.training.steps >= settings.validation.every
+
+
+@pytest.mark.parametrize("task", [name for name in TASKS if name != "translation"])
+@pytest.mark.parametrize("size", [1, 1_000, 200_000, 10_000_000, 10**10])
+def test_choices_of_other_tasks_are_whole_recipes(task: str, size: int) -> None:
+    values = {"task": task, "data": {"train": {"source": "a"}}}
+    settings = resolve(merge(TASKS[task].choices(size), values), "choices")
+    assert settings.training.steps >= settings.validation.every
+    assert f"{size:,}" in TASKS[task].describe(settings, size)
 
 
 def test_larger_corpora_get_larger_models() -> None:

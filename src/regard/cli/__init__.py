@@ -21,7 +21,7 @@ Begin with: `regard train --source text.en --target text.de --out runs/mine`
 """
 
 VERBS = {
-    "train": "Train a model on two text files or by a recipe.",
+    "train": "Train a model on text files or by a recipe.",
     "translate": "Translate text, files or standard input with a model.",
     "fill": "Guess the tokens behind the masks of a text.",
     "classify": "Label texts, or the words of texts.",

@@ -31,11 +31,15 @@ def train(
     resume: Path | None = None,
     show: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Train a model, from two text files or by a recipe; interrupted training goes on where it was.
+    """Train a model, from text files or by a recipe; interrupted training goes on where it was.
 
-    Two parallel files are enough: the rest is chosen from their size, and said. A recipe is a YAML file of settings;
-    each of them can be given as an option too, such as `--model.d-model 256` or `--training.steps 5000`. With
-    `--show` all settings are printed, with nothing done.
+    Two parallel files are enough for translation: the rest is chosen from their size, and said. A recipe is a YAML file
+    of settings; each of them can be given as an option too, such as `--model.d-model 256` or `--training.steps 5000`.
+    With `--show` all settings are printed, with nothing done.
+
+    Other tasks are chosen by `--task`: language-model and masked-language-model learn from one text,
+    text-classification from texts and labels (two files, or one of text, tab, label), token-classification from a file
+    of a word and its label a line. With `--initial MODEL` the run goes on from a model that has learned already.
 
     Examples:
 
@@ -45,20 +49,25 @@ def train(
 
         regard train --resume runs/mine --training.steps 20000
 
+        regard train --task language-model --source book.txt --out runs/book
+
+        regard train --task text-classification --initial runs/encoder --source labelled.tsv --out runs/labels
+
     Parameters
     ----------
     source
-        Text to translate from, one sentence a line (plain or gzip); or, without --target, tab-separated pairs.
+        Text to translate from, one sentence a line (plain or gzip); or, without --target, tab-separated pairs. For
+        other tasks: the text.
     target
-        Its translations, line by line.
+        Its translations, or labels, line by line.
     dev_source
         Text for validation; without it some of the training text is held out.
     dev_target
-        Its translations.
+        Its translations, or labels.
     test_source
-        Text to translate and score at the end.
+        Text to measure the model on at the end.
     test_target
-        Its translations.
+        Its translations, or labels.
     out
         Directory of the run, with the model in `OUT/model` at the end. Default: runs/NAME-OF-RECIPE.
     resume

@@ -90,7 +90,7 @@ def get(name: str, target: str, cache: Path | None = None) -> NamedCorpus:
     if name not in _registry:
         raise UserError(f"there is no corpus {name!r}; known: {', '.join(names())}")
     entry = _registry[name]
-    folder = (cache or _default_cache()) / name
+    folder = (cache or default_cache()) / name
     place = folder / f"{entry.source_language}-{target}"
     files = {
         part: (place / f"{part}.{entry.source_language}", place / f"{part}.{target}")
@@ -106,7 +106,8 @@ def get(name: str, target: str, cache: Path | None = None) -> NamedCorpus:
     return NamedCorpus(name, entry.source_language, target, entry.origin, entry.licence, entry.attribution, **files)
 
 
-def _default_cache() -> Path:
+def default_cache() -> Path:
+    """Where named corpora are kept: $REGARD_CACHE, or `regard` in the user's cache folder."""
     chosen = os.environ.get("REGARD_CACHE")
     if chosen:
         return Path(chosen)

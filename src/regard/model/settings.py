@@ -151,6 +151,8 @@ class ModelSettings(Settings):
     """How positions enter (section 3.5): a row of the table in `positions.py`."""
     sinusoids: SinusoidSettings = SinusoidSettings()
     rotary: RotarySettings = RotarySettings()
+    window_rotary: RotarySettings | None = None
+    """rotary: those of layers whose span is a window; unset: the same (Gemma 3, arXiv 2503.19786)."""
     buckets: BucketSettings = BucketSettings()
     max_length: int = Field(1024, gt=0, le=2**20)
     """The most positions a sequence may have; learned positions have a vector for each."""

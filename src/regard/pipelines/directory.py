@@ -30,14 +30,19 @@ S = TypeVar("S", bound=Settings)
 GENERATION = "generation.json"
 CARD = "README.md"
 
+PATIENCE = 0.02
+"""Seconds without further input after which a stream's lines are worked on: too short for a person to notice."""
+
 VERBS = {
     "encoder-decoder": "regard translate",
     "causal-decoder": "regard generate",
     "masked-lm": "regard fill",
     "text": "regard classify",
     "tokens": "regard classify",
+    "speech": "regard.load",
+    "images": "regard.load",
 }
-"""The command for each kind of model (`ModelDirectory.kind`)."""
+"""The command for each kind of model (`ModelDirectory.kind`), or the function."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +52,27 @@ class ModelDirectory:
     path: Path
     config: store.ModelConfig
     model: nn.Module
-    tokenizers: TokenizerPair
+    vocabularies: TokenizerPair | None
+    """None where a model neither reads nor writes tokens."""
     generation: dict[str, Any]
     """The contents of `generation.json`; empty where there is none."""
 
     @property
     def kind(self) -> str:
-        """What the model is for: the family of a decoder, the kind of its head for an encoder."""
-        head = getattr(self.config, "head", None)
-        return str(head.kind) if head is not None else str(self.config.family)
+        """What the model is for: the family of a decoder, `speech` if it hears, the kind of its head for an encoder.
+
+        An encoder that labels what it sees is of the kind `images`.
+        """
+        if self.config.head is not None:
+            return "images" if self.config.model.input == "patches" else self.config.head.kind
+        return "speech" if self.config.model.input == "frames" else self.config.family
+
+    @property
+    def tokenizers(self) -> TokenizerPair:
+        """Those of a model that reads or writes tokens."""
+        if self.vocabularies is None:
+            raise ValueError(f"{self.path}: a model without tokens has no tokenizers")
+        return self.vocabularies
 
     def settings(self, kind: type[S]) -> S:
         """`generation.json` as settings of this class; `UserError` names what is wrong in it."""
@@ -69,7 +86,8 @@ class Pipeline(ABC):
     """Which models it is for (`ModelDirectory.kind`)."""
 
     model: nn.Module
-    tokenizers: TokenizerPair
+    tokenizers: TokenizerPair | None
+    """None for a model without tokens."""
     settings: Settings | None
     """What `generation.json` holds."""
     languages: store.Languages
@@ -110,14 +128,19 @@ def read_directory(path: Path, device: str | torch.device | None = None) -> Mode
     directory = store.find(path)
     config = store.read_config(directory)
     model = store.read(directory, choose_device(device))
+    tokenizers = None if config.vocabulary == store.Vocabulary() else _tokenizers(directory, config)
+    generation = directory / GENERATION
+    values = store.read_json(generation) if generation.exists() else {}
+    return ModelDirectory(directory, config, model, tokenizers, values)
+
+
+def _tokenizers(directory: Path, config: store.ModelConfig) -> TokenizerPair:
     tokenizers = TokenizerPair.load(directory)
     sizes = ((tokenizers.source.size, config.vocabulary.source), (tokenizers.target.size, config.vocabulary.target))
     fits = all(expected in (None, size) for size, expected in sizes)
     if not fits or config.tokenizers not in (None, tokenizers.fingerprint):
         raise UserError(f"{directory}: the tokenizer is not the model's own; copy the directory again")
-    generation = directory / GENERATION
-    values = store.read_json(generation) if generation.exists() else {}
-    return ModelDirectory(directory, config, model, tokenizers, values)
+    return tokenizers
 
 
 def write_directory(directory: Path, pipeline: Pipeline, card: str) -> None:
@@ -129,14 +152,17 @@ def write_directory(directory: Path, pipeline: Pipeline, card: str) -> None:
     for leftover in (partial, before):
         shutil.rmtree(leftover, ignore_errors=True)
     partial.mkdir(parents=True)
-    pipeline.tokenizers.save(partial)
+    fingerprint = None
+    if pipeline.tokenizers is not None:
+        pipeline.tokenizers.save(partial)
+        fingerprint = pipeline.tokenizers.fingerprint
     texts = {CARD: card}
     if pipeline.settings is not None:
         texts[GENERATION] = pipeline.settings.model_dump_json(indent=2) + "\n"
     for name, text in texts.items():
         with atomic_write(partial / name) as file:
             file.write(text.encode("utf-8"))
-    store.write(partial, pipeline.model, pipeline.languages, pipeline.tokenizers.fingerprint)
+    store.write(partial, pipeline.model, pipeline.languages, fingerprint)
     if directory.exists():
         directory.rename(before)
     partial.rename(directory)

@@ -50,7 +50,7 @@ class Transcriber(Pipeline):
     ) -> None:
         """From the parts; `load` reads them from a directory. The model is put into evaluation mode."""
         self.model: EncoderDecoder = model.eval()
-        self.tokenizers = tokenizers
+        self.tokenizers: TokenizerPair = tokenizers
         self.settings: SearchSettings = settings or SearchSettings()
         self.workers = workers
         self.languages = languages or Languages()

@@ -9,14 +9,11 @@ from regard.errors import UserError
 from regard.evaluation.scoring import PairScore, score
 from regard.model import store
 from regard.model.transformer import EncoderDecoder
-from regard.pipelines.directory import ModelDirectory, Pipeline, listed
+from regard.pipelines.directory import PATIENCE, ModelDirectory, Pipeline, listed
 from regard.search import engine
 from regard.search.engine import Translation
 from regard.search.settings import SearchSettings
 from regard.text.tokenizer import TokenizerPair
-
-PATIENCE = 0.02
-"""Seconds without further input after which a stream's lines are translated: too short for a person to notice."""
 
 
 class Translator(Pipeline):
@@ -41,7 +38,7 @@ class Translator(Pipeline):
         With several `workers`, so many batches of a call are worked on at once, each by a thread.
         """
         self.model: EncoderDecoder = model.eval()
-        self.tokenizers = tokenizers
+        self.tokenizers: TokenizerPair = tokenizers
         self.settings: SearchSettings = settings or SearchSettings()
         self.workers = workers
         self.languages = languages or store.Languages()

@@ -22,19 +22,30 @@ HEAD = "head."
 """What the names of an encoder's head begin with: other questions need another one."""
 
 
-def with_initial(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
+def initial_model(values: Mapping[str, Any]) -> store.ModelConfig | None:
+    """The configuration of the model that a recipe goes on from, if it names one."""
+    path = values.get("initial")
+    return store.read_config(store.find(Path(path))) if isinstance(path, str | Path) else None
+
+
+def with_initial(values: Mapping[str, Any], family: str, origin: str) -> dict[str, Any]:
     """The values of a recipe, those of the model that it goes on from included, if it names one.
 
     Raises:
-        UserError: the recipe asks for another model or tokenizer than the initial one is.
+        UserError: the recipe asks for another family, model or tokenizer than the initial one is.
     """
-    if not isinstance(values.get("initial"), str | Path):
+    found = initial_model(values)
+    if found is None:
         return dict(values)
-    path = Path(values["initial"])
+    if found.family != family:
+        raise UserError(
+            f"{origin}: initial: {values['initial']} holds a model of the family {found.family}, and what is to be "
+            f"learned needs one of the family {family}"
+        )
     for section in ("preset", "tokenizer"):
-        if section in values:
+        if values.get(section) is not None:
             raise UserError(f"{origin}: {section}: the initial model brings its own; leave that out")
-    model = store.read_config(store.find(path)).model.model_dump(mode="json")
+    model = found.model.model_dump(mode="json")
     asked = values.get("model")
     for key, value in asked.items() if isinstance(asked, Mapping) else ():
         if key in model and key not in FREE and value != model[key]:
@@ -53,17 +64,12 @@ def take_over(model: nn.Module, settings: RunSettings) -> None:
     """Put the initial model's weights into a new model; a head for another question stays new.
 
     Raises:
-        UserError: it is of another family, or the weights do not fit.
+        UserError: the weights do not fit.
     """
     if settings.initial is None:
         return
     directory = store.find(settings.initial)
     before = store.read(directory)
-    family = getattr(model, "family", None)
-    if before.family != family:
-        raise UserError(
-            f"initial: {directory} holds a model of the family {before.family}; {settings.task} needs {family}"
-        )
     weights = store.parameters(before)
     own = store.parameters(model)
     if getattr(before, "head_settings", None) != getattr(model, "head_settings", None):

@@ -50,7 +50,7 @@ if sys.platform != "win32":
 log = logging.getLogger("regard")
 
 SETTINGS = "settings.yaml"
-CHANGEABLE = ("training", "validation", "checkpoints", "search", "sampling", "metrics")
+CHANGEABLE = ("training", "validation", "checkpoints", "search", "generation", "metrics")
 """Sections that may differ when a run goes on; the others decide what the weights mean."""
 
 

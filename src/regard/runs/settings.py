@@ -9,10 +9,13 @@ from pydantic import AfterValidator, Field, model_validator
 
 from regard.data.batches import BatchSettings
 from regard.data.corpus import CleaningSettings
+from regard.data.masking import MaskingSettings
+from regard.data.packing import PackingSettings
+from regard.data.tokens import Documents
 from regard.evaluation.metrics import MetricSettings
 from regard.model.adapters import AdapterSettings
 from regard.model.settings import ModelSettings
-from regard.search.settings import SearchSettings
+from regard.search.settings import GenerationSettings, SearchSettings
 from regard.settings import Settings
 from regard.text.vocabulary import TokenizerSettings
 from regard.training.keeping import CheckpointSettings
@@ -51,6 +54,8 @@ class DataSettings(Settings):
     """Unset: a part of `train` is held out for validation."""
     test: Files | None = None
     """The model is measured on it at the end, when given."""
+    documents: Documents = "lines"
+    """What a document of a language model's text is: each line, the lines between blank ones, or the whole file."""
     cleaning: CleaningSettings = CleaningSettings()
     max_length: int = Field(256, gt=0)
     """What has more tokens than this (on a side) is not trained on (and reported)."""
@@ -79,10 +84,15 @@ class RunSettings(Settings):
     tokenizer: TokenizerSettings = TokenizerSettings()
     model: ModelSettings = ModelSettings()
     batches: BatchSettings = BatchSettings()
+    packing: PackingSettings = PackingSettings()
+    masking: MaskingSettings = MaskingSettings()
+    images: int = Field(32, gt=0, le=2**20)
+    """Images of a batch."""
     training: TrainingSettings = TrainingSettings()
     validation: ValidationSettings = ValidationSettings()
     checkpoints: CheckpointSettings = CheckpointSettings()
     search: SearchSettings = SearchSettings()
+    generation: GenerationSettings = GenerationSettings()
     metrics: MetricSettings = MetricSettings()
 
     @model_validator(mode="after")

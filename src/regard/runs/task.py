@@ -9,16 +9,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import nn
 
 from regard.data.feed import AnyBatch, Feed
 from regard.evaluation.metrics import Score
 from regard.model import store
+from regard.model.presets import PRESETS, preset
 from regard.pipelines import Pipeline
 from regard.runs.settings import DataSettings, Files, RunSettings
-from regard.text.tokenizer import TokenizerPair
 from regard.training.loss import LossSums
 from regard.training.validation import Metric
 
@@ -58,6 +58,8 @@ class Task(ABC):
     Class attributes and class methods say what is known before there is a run.
     """
 
+    family: ClassVar[Literal["encoder-decoder", "causal-decoder", "encoder"]]
+    """Of its models."""
     metrics: ClassVar[tuple[Metric, ...]]
     """What its models can be judged by; the first unless told otherwise."""
     defaults: ClassVar[Mapping[str, Any]] = {}
@@ -96,6 +98,9 @@ class Task(ABC):
     @classmethod
     def mistake(cls, settings: RunSettings) -> str | None:
         """Why these settings cannot work, if they cannot."""
+        if settings.preset is not None and preset(settings.preset).family != cls.family:
+            fitting = ", ".join(name for name, each in PRESETS.items() if each.family == cls.family)
+            return f"preset: {settings.preset} is no {cls.family}; choose one of {fitting}"
         if settings.validation.metric not in cls.metrics:
             return f"validation.metric: {settings.validation.metric} is none of {', '.join(cls.metrics)}"
         return None
@@ -104,7 +109,7 @@ class Task(ABC):
         """Prepare the text of a run in its directory, unless an earlier sitting did."""
         self.run = run
 
-    tokenizers: TokenizerPair
+    run: Run
     train: Feed[AnyBatch]
     """What is learned from."""
     dev: Feed[AnyBatch]

@@ -7,7 +7,11 @@ from typing import Any
 
 from regard.errors import UserError
 from regard.model.presets import preset
-from regard.runs.initial import with_initial
+from regard.runs.classification import TextClassification, TokenClassification
+from regard.runs.image_classification import ImageClassification
+from regard.runs.initial import initial_model, with_initial
+from regard.runs.language_model import LanguageModel
+from regard.runs.masked_language_model import MaskedLanguageModel
 from regard.runs.settings import RunSettings
 from regard.runs.task import Task
 from regard.runs.translation import Translation
@@ -15,6 +19,11 @@ from regard.settings import dump_yaml, merge
 
 TASKS: dict[str, type[Task]] = {
     "translation": Translation,
+    "language-model": LanguageModel,
+    "masked-language-model": MaskedLanguageModel,
+    "text-classification": TextClassification,
+    "token-classification": TokenClassification,
+    "image-classification": ImageClassification,
 }
 """A task by the name that `task` of a recipe gives it."""
 
@@ -45,13 +54,17 @@ def resolve(values: Mapping[str, Any], origin: str) -> RunSettings:
                 "training": {"label_smoothing": chosen.label_smoothing},
             },
         )
-    return reread(merge(beneath, with_initial(values, origin)), origin)
+    return _parsed(task, merge(beneath, with_initial(values, task.family, origin)), origin)
 
 
 def reread(values: Mapping[str, Any], origin: str) -> RunSettings:
     """Settings from values that were resolved before."""
     task = task_of(values)
     _refuse_foreign(task, values, origin)
+    return _parsed(task, values, origin)
+
+
+def _parsed(task: type[Task], values: Mapping[str, Any], origin: str) -> RunSettings:
     settings = RunSettings.parse(values, origin)
     mistake = task.mistake(settings)
     if mistake is not None:
@@ -69,17 +82,23 @@ def written(settings: RunSettings) -> str:
         *sections, key = option.split(".")
         place: Any = values
         for section in sections:
-            place = place[section]
+            place = place.get(section, {})
         place.pop(key, None)
     return dump_yaml(values)
 
 
+TUNING_RATE = 0.06
+"""Divided by d_model, the peak rate of fine-tuning: 0.0005 for a model of width 128, 0.00008 for BERT's base model."""
+
+
 def choices(values: Mapping[str, Any], size: int) -> dict[str, Any]:
-    """What the task chooses for a corpus of this size; the model is chosen already where there is an initial one."""
+    """What the task chooses for a corpus of this size. Where there is an initial model, that is chosen already."""
     chosen = task_of(values).choices(size)
-    if "initial" in values:
-        chosen = {section: chosen[section] for section in chosen.keys() - {"preset", "model"}}
-    return chosen
+    initial = initial_model(values)
+    if initial is None:
+        return chosen
+    kept = {section: chosen[section] for section in chosen.keys() - {"preset", "model"}}
+    return merge(kept, {"training": {"schedule": {"peak_rate": TUNING_RATE / initial.model.d_model}}})
 
 
 def _refuse_foreign(task: type[Task], values: Mapping[str, Any], origin: str) -> None:

@@ -34,6 +34,7 @@ from regard.training.validation import TASK_METRICS
 class Translation(Task):
     """An encoder-decoder that translates line by line."""
 
+    family = "encoder-decoder"
     metrics = TASK_METRICS["translation"]
     options = frozenset(
         {

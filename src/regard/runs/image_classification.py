@@ -1,0 +1,155 @@
+"""Classification of images: a label for each, by an encoder that reads patches (ViT)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import nn
+
+from regard.data.examples import ImageBatches, ImageDataset, LabelledBatch
+from regard.data.images import digits, read_images
+from regard.data.named import default_cache
+from regard.errors import UserError
+from regard.evaluation.classification import predictions
+from regard.evaluation.metrics import Score
+from regard.model import store
+from regard.model.settings import HeadSettings
+from regard.model.transformer import BidirectionalEncoder
+from regard.pipelines.images import ImageClassifier
+from regard.runs.prepare import described, once
+from regard.runs.settings import DataSettings, Files, RunSettings
+from regard.runs.task import Corpus, Run, Task
+from regard.training.loss import LossSums, classification_loss
+from regard.training.validation import TASK_METRICS
+
+
+class ImageClassification(Task):
+    """A label for each image."""
+
+    family = "encoder"
+    metrics = TASK_METRICS["image-classification"]
+    options = frozenset({"model.encoder_layers", "model.patches", "images"})
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "model": {"input": "patches", "tie": "none"},
+        "training": {"label_smoothing": 0.0},
+        "validation": {"metric": "accuracy", "samples": 0},
+    }
+    python = "classify(images)"
+    command = "python -c \"import regard; model = regard.load('MODEL')\""
+
+    @classmethod
+    def corpus(cls, data: DataSettings) -> Corpus:
+        if data.train is not None:
+            found = Corpus(data.train, data.dev, data.test, described(data.train))
+        elif data.corpus == "digits":
+            paths = digits(default_cache() / "digits")
+            train, dev, test = (Files(source=paths[part]) for part in ("train", "dev", "test"))
+            about = "Handwritten digits of scikit-learn (Alpaydin and Kaynak 1998), 8 x 8 pixels."
+            found = Corpus(train, dev, test, about)
+        else:
+            raise UserError(f"data.corpus: there are no images by the name {data.corpus!r}; known: digits")
+        if found.dev is None:
+            raise UserError("data.dev: images for validation are missing")
+        for files in (found.train, found.dev, found.test):
+            if files is not None:
+                read_images(files.source)
+        return found
+
+    @classmethod
+    def size(cls, corpus: Corpus) -> int:
+        """Images."""
+        return len(read_images(corpus.train.source).names)
+
+    @classmethod
+    def choices(cls, size: int) -> dict[str, Any]:
+        steps = min(max(size, 1_000), 50_000)
+        return {
+            "preset": "digits",
+            "images": 32,
+            "training": {
+                "schedule": {"kind": "linear", "peak_rate": 0.002, "warmup_steps": 100},
+                "optimizer": {"weight_decay": 0.01},
+                "steps": steps,
+                "clip_norm": 1.0,
+            },
+            "validation": {"every": max(steps // 10, 1)},
+        }
+
+    @classmethod
+    def describe(cls, settings: RunSettings, size: int) -> str:
+        model, training = settings.model, settings.training
+        return (
+            f"chosen for {size:,} images: preset {settings.preset} ({model.encoder_layers} layers, d_model "
+            f"{model.d_model}, dropout {model.dropout:g}), {settings.images} images an update, "
+            f"{training.steps:,} steps; --show prints all, each can be given as an option"
+        )
+
+    @classmethod
+    def mistake(cls, settings: RunSettings) -> str | None:
+        if settings.model.input != "patches":
+            return f"model.input: {settings.model.input} reads no images; patches does"
+        return super().mistake(settings)
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        once(run, lambda: None)
+        assert run.corpus.dev is not None
+        self.labels = tuple(sorted(set(read_images(run.corpus.train.source).names)))
+        self.images, dev = self._open(run.corpus.train.source), self._open(run.corpus.dev.source)
+        self.train = ImageBatches(self.images, run.settings.images, run.settings.training.seed)
+        self.dev = self._dev = ImageBatches(dev, run.settings.images)
+
+    def _open(self, path: Path) -> ImageDataset:
+        """A part of the corpus; `UserError` unless its images have the size that the model reads."""
+        found = read_images(path)
+        patches = self.run.settings.model.patches
+        size, wanted = found.images_NCHW.shape[1:], (patches.channels, patches.height, patches.width)
+        if size != wanted:
+            raise UserError(
+                f"{path}: holds images of {size} where model.patches has {wanted} (channels, height, width)"
+            )
+        return found.dataset(self.labels, path)
+
+    @property
+    def amount(self) -> str:
+        return f"{len(self.images):,} images"
+
+    def model(self) -> store.ModelConfig:
+        head = HeadSettings(kind="text", labels=self.labels)
+        vocabulary = store.Vocabulary()
+        return store.ModelConfig(family="encoder", vocabulary=vocabulary, head=head, model=self.run.settings.model)
+
+    def loss(self, model: BidirectionalEncoder, batch: LabelledBatch) -> LossSums:
+        return classification_loss(model, batch, self.run.settings.training.label_smoothing)
+
+    def measure(self, model: nn.Module, show: bool = False) -> dict[str, float]:
+        """How many of the labels of validation are right, and F1, the mean over the labels."""
+        inner = _encoder(model)
+        found = predictions(inner, self._dev.in_order(), next(inner.parameters()).device)
+        return {"accuracy": found.accuracy(), "macro_f1": found.macro_f1()}
+
+    def test(self, model: nn.Module) -> list[Score]:
+        """How many of the labels of the test images are right."""
+        files = self.run.corpus.test
+        if files is None:
+            return []
+        inner = _encoder(model)
+        batches = ImageBatches(self._open(files.source), self.run.settings.images)
+        found = predictions(inner, batches.in_order(), next(inner.parameters()).device)
+        scored = f"images:{len(found.expected_N)}"
+        return [Score("accuracy", found.accuracy(), scored), Score("macro F1", found.macro_f1(), scored)]
+
+    def pipeline(self, model: nn.Module) -> ImageClassifier:
+        return ImageClassifier(_encoder(model))
+
+    @property
+    def title(self) -> str:
+        return "Vision transformer, labels of images"
+
+
+def _encoder(model: nn.Module) -> BidirectionalEncoder:
+    inner = store.unwrap(model)
+    assert isinstance(inner, BidirectionalEncoder)
+    return inner
