@@ -157,21 +157,12 @@ def flex(
 
     Uncompiled it holds all scores: for comparison only.
     """
-
-    def changed(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        if softcap is not None:
-            score = softcap * torch.tanh(score / softcap)
-        if isinstance(bias, PlaceBias):
-            distance = bias.keys.at(b, k).position - bias.queries.at(b, q).position
-            score = score + bias.scheme.bias(distance, h)
-        return score
-
     kernel = _compiled_flex() if compiled else cast(Callable[..., Tensor], flex_attention)
     return kernel(
         query_BHTE,
         key_BGSE,
         value_BGSE,
-        score_mod=None if bias is None and softcap is None else changed,
+        score_mod=_score_function(bias, softcap),
         block_mask=None if mask is None else _block_mask(mask, query_BHTE, key_BGSE, compiled),
         scale=scale,
         enable_gqa=query_BHTE.shape[1] != key_BGSE.shape[1],
@@ -196,17 +187,34 @@ def _block_mask(mask: Mask, query_BHTE: Tensor, key_BGSE: Tensor, compiled: bool
     """Which blocks of keys each block of queries sees: the layers of a stack share a mask, and this with it."""
     if mask not in _BLOCK_MASKS:
         batch, heads, queries, _ = query_BHTE.shape
-
-        def by_rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            assert isinstance(mask, PlaceMask)
-            return mask.rule(mask.queries.at(b, q), mask.keys.at(b, k))
-
-        def by_value(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            index = (each if size > 1 else 0 for each, size in zip((b, h, q), mask.allowed_BHTS.shape, strict=False))
-            return mask.allowed_BHTS[*index, k]
-
-        function = by_rule if isinstance(mask, PlaceMask) else by_value
+        lengths = queries, key_BGSE.shape[2]
         _BLOCK_MASKS[mask] = create_block_mask(
-            function, batch, heads, queries, key_BGSE.shape[2], device=str(query_BHTE.device), _compile=compiled
+            _mask_function(mask), batch, heads, *lengths, device=str(query_BHTE.device), _compile=compiled
         )
     return _BLOCK_MASKS[mask]
+
+
+# Functions of the numbers of row, head, query and key. The kernel counts their arguments, which only lambdas show when
+# types are checked at run time.
+
+
+def _mask_function(mask: Mask) -> Callable[..., Tensor]:
+    """Whether a query sees a key."""
+    if isinstance(mask, PlaceMask):
+        return lambda b, h, q, k: mask.rule(mask.queries.at(b, q), mask.keys.at(b, k))
+    rows, heads, queries, _ = (size > 1 for size in mask.allowed_BHTS.shape)
+    return lambda b, h, q, k: mask.allowed_BHTS[b if rows else 0, h if heads else 0, q if queries else 0, k]
+
+
+def _score_function(bias: Bias | None, softcap: float | None) -> Callable[..., Tensor] | None:
+    """A score as it is bent, and with what positions add."""
+    if not isinstance(bias, PlaceBias):
+        return None if softcap is None else lambda score, b, h, q, k: _bent(score, softcap)
+    queries, keys, added = bias.queries, bias.keys, bias.scheme.bias
+    return lambda score, b, h, q, k: (
+        _bent(score, softcap) + added(keys.at(b, k).position - queries.at(b, q).position, h)
+    )
+
+
+def _bent(score: Tensor, softcap: float | None) -> Tensor:
+    return score if softcap is None else softcap * torch.tanh(score / softcap)
