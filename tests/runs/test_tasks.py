@@ -19,7 +19,7 @@ from regard.settings import merge, parse_yaml
 from regard.text.lines import read_lines, write_lines
 from runs.small_runs import Killed, Killer, Recipe, carry_out, recipe
 
-TEXT_TASKS = [name for name in TASKS if name != "image-classification"]
+TEXT_TASKS = [name for name in TASKS if name != "image-classification"]  # which has a file of tests of its own
 
 
 @pytest.mark.parametrize("task", TEXT_TASKS)

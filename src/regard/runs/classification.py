@@ -45,7 +45,7 @@ class Classification(Task, Generic[ExampleT]):
     """What the two kinds of classification of text have in common."""
 
     family = "encoder"
-    options = frozenset({"data.max_length", "model.encoder_layers", "batches"})
+    options = frozenset({"data.max_length", "tokenizer", "model.encoder_layers", "batches"})
     defaults: ClassVar[Mapping[str, Any]] = {
         "data": {"max_length": 128},
         "training": {"label_smoothing": 0.0},

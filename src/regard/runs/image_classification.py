@@ -90,6 +90,10 @@ class ImageClassification(Task):
     def mistake(cls, settings: RunSettings) -> str | None:
         if settings.model.input != "patches":
             return f"model.input: {settings.model.input} reads no images; patches does"
+        for part in ("train", "dev", "test"):
+            files: Files | None = getattr(settings.data, part)
+            if files is not None and files.target is not None:
+                return f"data.{part}.target: images and labels stand in one file, source; leave it out"
         return super().mistake(settings)
 
     def __init__(self, run: Run) -> None:

@@ -30,7 +30,7 @@ VALIDATION_SHARE = 0.1
 class TextTask(Task):
     """A language model of either kind: documents in, nothing beside them."""
 
-    options = frozenset({"data.documents"})
+    options = frozenset({"data.documents", "tokenizer"})
 
     @classmethod
     def corpus(cls, data: DataSettings) -> Corpus:

@@ -42,6 +42,7 @@ class Translation(Task):
             "data.target_language",
             "data.cleaning",
             "data.max_length",
+            "tokenizer",
             "tokenizer.joint",
             "model.encoder_layers",
             "model.decoder_layers",
