@@ -177,7 +177,7 @@ def flex_fits(query_BHTE: Tensor, mask: Mask | None, bias: Bias | None, drop: fl
 
 @cache
 def _compiled_flex() -> Callable[..., Tensor]:
-    return torch.compile(flex_attention, dynamic=True)
+    return torch.compile(flex_attention)
 
 
 _BLOCK_MASKS: WeakKeyDictionary[Mask, BlockMask] = WeakKeyDictionary()
