@@ -42,7 +42,7 @@ def build(seed: int = 0, **settings: Any) -> EncoderDecoder:
         model.output *= 3
         ids_BS = torch.arange(4, 44).view(4, 10)
         hidden_D = model(ids_BS, torch.ones_like(ids_BS, dtype=torch.bool), ids_BS).mean(dim=(0, 1))
-        model.output[learned().target.eos] += hidden_D * 4 / hidden_D.norm() ** 2
+        model.output[learned().target.eos] += hidden_D * 8 / hidden_D.norm() ** 2
     return model
 
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.errors import JobError
-from regard.search.beam import Hypothesis, beam_search, largest, length_penalty
+from regard.search.beam import Hypothesis, beam_search, length_penalty
 from regard.search.processors import Ban
+from regard.search.ranking import largest
 from regard.search.settings import SearchSettings
 
 PAD, BEGIN, END, A, B = range(5)

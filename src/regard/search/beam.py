@@ -5,21 +5,22 @@ over when every place has ended; with one place that is greedy search. It may be
 still grows can come out ahead of what has ended.
 
 Shapes: N sources still searched, W growing hypotheses of each, R = N * W rows, C candidates of a row, K candidates of a
-source, T tokens so far, V vocabulary.
+source, T tokens so far (those that an output begins with included), V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from regard.errors import JobError
 from regard.search.decoder import Decoder
 from regard.search.processors import Processor
+from regard.search.ranking import largest
 from regard.search.settings import SearchSettings
 
 
@@ -34,7 +35,7 @@ class Hypothesis:
     score: float
     """The log-probability divided by the length penalty: what hypotheses are ranked by."""
     finished: bool
-    """Whether it ended by itself, not by the limit of its length."""
+    """Whether it ended by itself (or was complete), not by the limit of its length."""
 
 
 def length_penalty(tokens: int, alpha: float) -> float:
@@ -47,9 +48,10 @@ def beam_search(
     limits: Sequence[int],
     settings: SearchSettings,
     *,
-    begin: int,
+    begin: int | Int[Tensor, "N T"],
     end: int,
     processors: Sequence[Processor] = (),
+    complete: Callable[[int, list[int]], bool] | None = None,
     device: torch.device | str = "cpu",
 ) -> list[list[Hypothesis]]:
     """The best `settings.nbest` hypotheses for each source of `decoder`, best first.
@@ -58,31 +60,22 @@ def beam_search(
     an end comes after everything that has ended, and only where fewer than `nbest` hypotheses have. Other sources
     never change a result, and equal probabilities are settled by the lower token id.
 
+    Args:
+        begin: the token before every output, or the tokens before that of each source (with `NOTHING` on the left of
+            shorter ones); `decoder` knows all but the last of them.
+        complete: says of the index of a source and the tokens of an output whether that is complete without an end.
+
     Raises `JobError` when the model gives NaN or infinite logits.
     """
     with torch.inference_mode():
-        beams = _Beams(decoder, limits, settings, begin, end, processors, device)
+        begin_NT = torch.full((len(limits), 1), begin, device=device) if isinstance(begin, int) else begin
+        beams = _Beams(decoder, limits, settings, begin_NT, end, processors, complete)
         while beams.sources:
             beams.step()
     return [
         sorted(found, key=lambda hypothesis: (hypothesis.finished, hypothesis.score), reverse=True)[: settings.nbest]
         for found in beams.found
     ]
-
-
-def largest(values_RV: Float[Tensor, "R V"], count: int) -> tuple[Float[Tensor, "R C"], Int[Tensor, "R C"]]:
-    """The `count` largest values of each row and where they stand; of equal values the first ones, on any device."""
-    if count == 1:
-        value_R1, place_R1 = values_RV.max(dim=1, keepdim=True)
-        return value_R1, place_R1
-    most = min(count + 1, values_RV.shape[1])
-    top_RC, places_RC = values_RV.topk(most)
-    if most > count and bool((top_RC[:, count - 1] == top_RC[:, count]).any()):
-        # topk takes any of equal values; rarely do equal ones stand on both sides of the edge.
-        top_RC, places_RC = values_RV.sort(dim=1, descending=True, stable=True)
-    places_RC, order_RC = places_RC[:, :count].sort(dim=1)
-    top_RC, rank_RC = top_RC[:, :count].gather(1, order_RC).sort(dim=1, descending=True, stable=True)
-    return top_RC, places_RC.gather(1, rank_RC)
 
 
 class _Beams:
@@ -93,13 +86,15 @@ class _Beams:
         decoder: Decoder,
         limits: Sequence[int],
         settings: SearchSettings,
-        begin: int,
+        begin_NT: Tensor,
         end: int,
         processors: Sequence[Processor],
-        device: torch.device | str,
+        complete: Callable[[int, list[int]], bool] | None,
     ) -> None:
         self.decoder, self.settings, self.end, self.processors = decoder, settings, end, processors
-        count = len(limits)
+        self.complete = complete
+        count, self.begin = begin_NT.shape
+        device = begin_NT.device
         self.sources = list(range(count))
         """Which sources are still searched; all tensors below follow this order."""
         self.found: list[list[Hypothesis]] = [[] for _ in limits]
@@ -111,17 +106,17 @@ class _Beams:
         self.places_N = torch.full((count,), settings.beam, device=device)
         self.scores_NW = torch.zeros(count, 1, device=device)
         """Log-probabilities; -inf marks an empty place."""
-        self.tokens_RT = torch.empty(count, 0, dtype=torch.int64, device=device)
-        self.newest_R = torch.full((count,), begin, device=device)
+        self.tokens_RT = begin_NT
+        """Of these, the first `begin` columns are no part of an output."""
 
     def step(self) -> None:
         scores_NK, rows_NK, tokens_NK = self._candidates()
         self.length += 1
         rank_K = torch.arange(scores_NK.shape[1], device=scores_NK.device)
         placed_NK = (scores_NK > float("-inf")) & (rank_K < self.places_N[:, None])
-        ended_NK = placed_NK & (tokens_NK == self.end)
+        ended_NK = placed_NK & ((tokens_NK == self.end) | self._completed(placed_NK, rows_NK, tokens_NK))
         if bool(ended_NK.any()):
-            self._record_ended(ended_NK, scores_NK, rows_NK)
+            self._record_ended(ended_NK, scores_NK, rows_NK, tokens_NK)
         growing_NK = placed_NK & ~ended_NK
         scores_NK = scores_NK.masked_fill(~growing_NK, float("-inf"))
         scores_NK, order_NK = scores_NK.sort(dim=1, descending=True, stable=True)
@@ -141,9 +136,9 @@ class _Beams:
     def _candidates(self) -> tuple[Tensor, Tensor, Tensor]:
         """The best continuations of each source: log-probability, row that is continued, token; best first."""
         width = self.scores_NW.shape[1]
-        log_probabilities_RV = self.decoder.step(self.newest_R).float().log_softmax(dim=-1)
+        log_probabilities_RV = self.decoder.step(self.tokens_RT[:, -1]).float().log_softmax(dim=-1)
         if self.processors:
-            sources_R = torch.tensor(self.sources, device=self.newest_R.device).repeat_interleave(width)
+            sources_R = torch.tensor(self.sources, device=self.tokens_RT.device).repeat_interleave(width)
             for processor in self.processors:
                 log_probabilities_RV = processor(log_probabilities_RV, self.tokens_RT, sources_R)
         beam = self.settings.beam
@@ -169,10 +164,25 @@ class _Beams:
         beaten_N = self.to_beat_N >= best_N / best_penalty_N
         return beaten_N | (best_N == float("-inf")) | (self.limits_N <= self.length)
 
-    def _record_ended(self, ended_NK: Tensor, scores_NK: Tensor, rows_NK: Tensor) -> None:
+    def _completed(self, placed_NK: Tensor, rows_NK: Tensor, tokens_NK: Tensor) -> Tensor:
+        """Which outputs are complete by what they say."""
+        completed_NK = torch.zeros_like(placed_NK)
+        if self.complete is not None:
+            sources = [self.sources[n] for n in placed_NK.nonzero()[:, 0].tolist()]
+            outputs = self._outputs(rows_NK[placed_NK], tokens_NK[placed_NK])
+            complete = list(map(self.complete, sources, outputs))
+            completed_NK[placed_NK] = torch.tensor(complete, dtype=torch.bool, device=placed_NK.device)
+        return completed_NK
+
+    def _outputs(self, rows_M: Tensor, tokens_M: Tensor) -> list[list[int]]:
+        """The tokens of rows that are continued, each by its token unless that is the end."""
+        prefixes, tokens = self.tokens_RT[rows_M, self.begin :].tolist(), tokens_M.tolist()
+        return [ids if token == self.end else [*ids, token] for ids, token in zip(prefixes, tokens, strict=True)]
+
+    def _record_ended(self, ended_NK: Tensor, scores_NK: Tensor, rows_NK: Tensor, tokens_NK: Tensor) -> None:
         changed = ended_NK.nonzero()[:, 0].tolist()
-        token_lists = self.tokens_RT[rows_NK[ended_NK]].tolist()
-        for n, ids, log_probability in zip(changed, token_lists, scores_NK[ended_NK].tolist(), strict=True):
+        outputs = self._outputs(rows_NK[ended_NK], tokens_NK[ended_NK])
+        for n, ids, log_probability in zip(changed, outputs, scores_NK[ended_NK].tolist(), strict=True):
             self.found[self.sources[n]].append(self._hypothesis(ids, log_probability, finished=True))
         self.places_N = self.places_N - ended_NK.sum(dim=1)
         for n in set(changed):
@@ -186,16 +196,17 @@ class _Beams:
         if len(found) >= self.settings.nbest:
             return
         growing_K = scores_K > float("-inf")
-        prefixes, tokens = self.tokens_RT[rows_K[growing_K]].tolist(), tokens_K[growing_K].tolist()
-        for ids, token, log_probability in zip(prefixes, tokens, scores_K[growing_K].tolist(), strict=True):
-            found.append(self._hypothesis([*ids, token], log_probability, finished=False))
+        outputs = self._outputs(rows_K[growing_K], tokens_K[growing_K])
+        for ids, log_probability in zip(outputs, scores_K[growing_K].tolist(), strict=True):
+            found.append(self._hypothesis(ids, log_probability, finished=False))
         if not found:  # every continuation is forbidden or has probability 0: what stands so far is the answer
             width = self.scores_NW.shape[1]
-            best = self.tokens_RT[n * width].tolist()
+            best = self.tokens_RT[n * width, self.begin :].tolist()
             found.append(self._hypothesis(best, float(self.scores_NW[n, 0]), finished=False))
 
     def _hypothesis(self, ids: list[int], log_probability: float, finished: bool) -> Hypothesis:
-        penalty = length_penalty(len(ids) + finished, self.settings.alpha)
+        # What was found in this step has this length, the end token counted; what stands so far is shorter.
+        penalty = length_penalty(self.length if finished else len(ids), self.settings.alpha)
         return Hypothesis(tuple(ids), log_probability, log_probability / penalty, finished)
 
     def _grow(self, scores_NK: Tensor, rows_NK: Tensor, tokens_NK: Tensor, sources_N: Tensor | None) -> None:
@@ -203,10 +214,10 @@ class _Beams:
         if not self.sources:
             return
         width = int((scores_NK > float("-inf")).sum(dim=1).max())
-        rows_R, self.newest_R = rows_NK[:, :width].flatten(), tokens_NK[:, :width].flatten()
+        rows_R, newest_R = rows_NK[:, :width].flatten(), tokens_NK[:, :width].flatten()
         unchanged = sources_N is None and torch.equal(rows_R, torch.arange(len(self.tokens_RT), device=rows_R.device))
         if not unchanged:
             self.decoder.reorder(rows_R, sources_N)
             self.tokens_RT = self.tokens_RT[rows_R]
         self.scores_NW = scores_NK[:, :width]
-        self.tokens_RT = torch.cat((self.tokens_RT, self.newest_R[:, None]), dim=1)
+        self.tokens_RT = torch.cat((self.tokens_RT, newest_R[:, None]), dim=1)

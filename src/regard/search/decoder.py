@@ -1,7 +1,7 @@
 """What a search needs of a model, and how the Transformer gives it.
 
 Shapes: B sources, N sources that are left, S source positions, R rows (the same number for each source, side by side),
-V vocabulary.
+T tokens so far, D d_model, V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,20 +13,41 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from regard.model.cache import Bound
 from regard.model.interface import SequenceToSequence
+from regard.model.positions import LearnedPositions, SinusoidalPositions
+from regard.model.transformer import CausalDecoder
+from regard.search.processors import NOTHING
+
+CHUNK = 512
+"""Tokens of a prompt that are read at once: attention needs memory for their scores with all before them."""
 
 
 @runtime_checkable
 class Decoder(Protocol):
-    """Rows of tokens that grow by one token a step. It begins with one empty row for each source."""
+    """Rows of tokens that grow by one token a step.
+
+    It begins with one row for each source, which holds what the output begins with, but for the last token of that.
+    """
 
     def step(self, tokens_R: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
         """Append a token to each row; return the logits of the token after it."""
         ...
 
     def reorder(self, rows_R: Int[Tensor, " R"], sources_N: Int[Tensor, " N"] | None) -> None:
-        """Let row `rows_R[i]` become row i. When sources leave, `sources_N` names those that stay."""
+        """Let row `rows_R[i]` become row i. When sources leave, `sources_N` names those that stay.
+
+        A source may be named several times: each is a source of its own from then on.
+        """
         ...
+
+
+@runtime_checkable
+class StatesDecoder(Decoder, Protocol):
+    """A decoder that also shows the hidden states of all tokens of its rows."""
+
+    @property
+    def states_RTD(self) -> Float[Tensor, "R T D"]: ...
 
 
 class CachedDecoder:
@@ -38,8 +59,8 @@ class CachedDecoder:
     def __init__(
         self,
         model: SequenceToSequence,
-        source_BS: Int[Tensor, "B S"],
-        keys_BS: Bool[Tensor, "B S"],
+        source_BS: Tensor,
+        keys_BS: Bool[Tensor, "B S"] | None,
         forced: Sequence[int] = (),
     ) -> None:
         if model.training:
@@ -59,3 +80,56 @@ class CachedDecoder:
         self._cache.reorder(rows_R, sources_N)
         if sources_N is not None:
             self._memory = self._memory.select(sources_N)
+
+
+def reach(model: CausalDecoder) -> int | None:
+    """How many positions the model has; None where they only tell distances, so that any number goes."""
+    scheme = model.embedding.positions
+    return scheme.length if isinstance(scheme, SinusoidalPositions | LearnedPositions) else None
+
+
+class CachedText:
+    """A decoder without encoder with its cache, begun with a prompt for each row."""
+
+    def __init__(
+        self,
+        model: CausalDecoder,
+        prompts_RT: Int[Tensor, "R T"],
+        *,
+        bound: Bound | None = None,
+        keep_states: bool = False,
+    ) -> None:
+        """Read all but the last token of each prompt; shorter ones have `NOTHING` on the left.
+
+        `bound` limits the cache, for endless text; `keep_states` gives `states_RTD`, which take memory.
+        """
+        if model.training:
+            raise ValueError("a search needs the model in evaluation mode: call model.eval() first")
+        self._model = model
+        self._cache = model.new_cache(bound)
+        self._states: Tensor | None = None
+        self._keep_states = keep_states
+        last = prompts_RT.shape[1] - 1
+        for start in range(0, last, CHUNK):
+            self._read(prompts_RT[:, start : min(start + CHUNK, last)])
+
+    @property
+    def states_RTD(self) -> Float[Tensor, "R T D"]:
+        if self._states is None:
+            raise ValueError("this decoder was not told to keep its states")
+        return self._states
+
+    def step(self, tokens_R: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
+        return self._model.logits(self._read(tokens_R[:, None])[:, -1])
+
+    def reorder(self, rows_R: Int[Tensor, " R"], sources_N: Int[Tensor, " N"] | None) -> None:
+        self._cache.reorder(rows_R)
+        if self._states is not None:
+            self._states = self._states[rows_R]
+
+    def _read(self, tokens_RT: Tensor) -> Tensor:
+        real_RT = tokens_RT != NOTHING
+        hidden_RTD = self._model.decode(tokens_RT.clamp(min=0), None if bool(real_RT.all()) else real_RT, self._cache)
+        if self._keep_states:
+            self._states = hidden_RTD if self._states is None else torch.cat((self._states, hidden_RTD), dim=1)
+        return hidden_RTD

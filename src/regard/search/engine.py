@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from regard.errors import UserError
 from regard.model.interface import SequenceToSequence
 from regard.search.beam import Hypothesis, beam_search
 from regard.search.decoder import CachedDecoder
+from regard.search.inputs import encode_or_replace
 from regard.search.processors import Ban
 from regard.search.settings import SearchSettings
 from regard.search.windows import batches, side_by_side, windows
@@ -95,7 +95,7 @@ def _translate_window(
     translations = [NOTHING] * len(texts)
     filled = [place for place, text in enumerate(texts) if text.strip()]
     names = [f"{name} {first + place}" for place in filled]
-    sources = _encode(tokenizers, [texts[place] for place in filled], names)
+    sources = encode_or_replace(tokenizers.source, [texts[place] for place in filled], names)
     frame = len(tokenizers.source_begin) + len(tokenizers.source_end)
     reach = model.settings.max_length - frame
     shortened = [len(source) > reach for source in sources]
@@ -117,17 +117,6 @@ def _translate_window(
         for index, candidates in zip(batch, found, strict=True):
             translations[filled[index]] = Translation(candidates, shortened[index])
     return translations
-
-
-def _encode(tokenizers: TokenizerPair, texts: list[str], names: list[str]) -> list[list[int]]:
-    try:
-        return tokenizers.source.encode(texts)
-    except UserError:  # half of a surrogate pair somewhere, which no file holds but a Python string may
-        whole = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
-        for name, text, before in zip(names, whole, texts, strict=True):
-            if text != before:
-                log.warning("%s: holds half of a surrogate pair, which is no character; read as U+FFFD", name)
-        return tokenizers.source.encode(whole)
 
 
 def _search(

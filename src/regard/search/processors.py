@@ -1,4 +1,4 @@
-"""What may come next: functions between the model's log-probabilities and the search, shared by all searches.
+"""What may come next: functions between the model's scores and the search, shared by all searches.
 
 Shapes: R rows of a search, T tokens so far, V vocabulary.
 """
@@ -12,21 +12,31 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+NEVER = float("-inf")
+
+NOTHING = -1
+"""Stands for a token where a row is shorter than others: prompts of a batch are filled up with it on the left."""
+
 
 @runtime_checkable
 class Processor(Protocol):
-    """Changes the log-probabilities of the next token; -inf forbids a token.
+    """Changes the scores of the next token; -inf forbids a token.
 
-    The result is not normalised again, so a hypothesis keeps the probability that the model gives it.
+    Beam search gives log-probabilities; they are not normalised again, so that a hypothesis keeps the probability that
+    the model gives it. Sampling gives logits, which differ from them by a number for each row.
     """
 
     def __call__(
         self,
-        log_probabilities_RV: Float[Tensor, "R V"],
+        scores_RV: Float[Tensor, "R V"],
         tokens_RT: Int[Tensor, "R T"],
         sources_R: Int[Tensor, " R"],
     ) -> Float[Tensor, "R V"]:
-        """`tokens_RT` are each row's tokens so far, `sources_R` the source it belongs to. May work in place."""
+        """May work in place.
+
+        `tokens_RT` are each row's tokens so far, the prompt (or begin) included, with `NOTHING` before shorter ones;
+        `sources_R` is the source that each belongs to.
+        """
         ...
 
 
@@ -38,8 +48,71 @@ class Ban:
 
     def __call__(
         self,
-        log_probabilities_RV: Float[Tensor, "R V"],
+        scores_RV: Float[Tensor, "R V"],
         tokens_RT: Int[Tensor, "R T"],
         sources_R: Int[Tensor, " R"],
     ) -> Float[Tensor, "R V"]:
-        return log_probabilities_RV.index_fill_(1, self._ids, float("-inf"))
+        return scores_RV.index_fill_(1, self._ids, NEVER)
+
+
+class MinimumLength:
+    """Forbids the end before an output has `tokens` tokens; `prompt` columns come before outputs."""
+
+    def __init__(self, end: int, tokens: int, prompt: int) -> None:
+        self._end, self._columns = end, prompt + tokens
+
+    def __call__(
+        self,
+        scores_RV: Float[Tensor, "R V"],
+        tokens_RT: Int[Tensor, "R T"],
+        sources_R: Int[Tensor, " R"],
+    ) -> Float[Tensor, "R V"]:
+        if tokens_RT.shape[1] < self._columns:
+            scores_RV[:, self._end] = NEVER
+        return scores_RV
+
+
+class RepetitionPenalty:
+    """Makes tokens that have occurred less probable (CTRL: Keskar et al. 2019, arXiv 1909.05858, section 4.1).
+
+    Positive scores are divided by the penalty and negative ones multiplied, however often a token has occurred. The
+    zero of scores matters here: a beam search's log-probabilities are all negative.
+    """
+
+    def __init__(self, penalty: float) -> None:
+        self._penalty = penalty
+
+    def __call__(
+        self,
+        scores_RV: Float[Tensor, "R V"],
+        tokens_RT: Int[Tensor, "R T"],
+        sources_R: Int[Tensor, " R"],
+    ) -> Float[Tensor, "R V"]:
+        rows, vocabulary = scores_RV.shape
+        occurred = torch.zeros(rows, 1 + vocabulary, dtype=torch.bool, device=scores_RV.device)
+        occurred_RV = occurred.scatter_(1, tokens_RT - NOTHING, True)[:, 1:]
+        penalised_RV = torch.where(scores_RV < 0, scores_RV * self._penalty, scores_RV / self._penalty)
+        return torch.where(occurred_RV, penalised_RV, scores_RV)
+
+
+class NoRepeat:
+    """Forbids a token that would make the last `size` tokens of a row occur twice in it (Paulus et al. 2017)."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __call__(
+        self,
+        scores_RV: Float[Tensor, "R V"],
+        tokens_RT: Int[Tensor, "R T"],
+        sources_R: Int[Tensor, " R"],
+    ) -> Float[Tensor, "R V"]:
+        length = tokens_RT.shape[1]
+        if length < self._size:
+            return scores_RV
+        runs_RNn = tokens_RT.unfold(1, self._size, 1)
+        latest_Rm = tokens_RT[:, length - self._size + 1 :]
+        again_RN = (runs_RNn[:, :, :-1] == latest_Rm[:, None]).all(dim=2) & (runs_RNn != NOTHING).all(dim=2)
+        rows, places = again_RN.nonzero(as_tuple=True)
+        scores_RV[rows, runs_RNn[rows, places, -1]] = NEVER
+        return scores_RV

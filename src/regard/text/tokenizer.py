@@ -159,6 +159,7 @@ class Tokenizer(ABC):
         """
         from regard.text.learned import LearnedTokenizer
         from regard.text.vocabulary import parse
+        from regard.text.wrapped import is_wrapping, parse_wrapping
 
         try:
             text = Path(path).read_bytes().decode("utf-8")
@@ -166,6 +167,8 @@ class Tokenizer(ABC):
             raise UserError(f"{path}: the tokenizer cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
             text = ""
+        if is_wrapping(text):
+            return parse_wrapping(text, str(path))
         document = parse(text, str(path))
         try:
             return LearnedTokenizer(document)
