@@ -1,7 +1,7 @@
 """How a model knows the order of its tokens (section 3.5): a table of schemes.
 
 A scheme acts at one of three places: it is added to the embeddings, it turns queries and keys, or it adds a bias to
-scores. One serves all layers of a stack.
+scores. One serves all layers of a stack, or all of like span.
 
 Shapes: B batch, H heads, S key positions, T query positions, D d_model, E width of a head.
 """
@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from regard.model import rotary
 from regard.model.places import Places
-from regard.model.settings import ModelSettings, SinusoidSettings
+from regard.model.settings import ModelSettings, SinusoidSettings, Span
 
 
 class Positions(nn.Module):
@@ -38,6 +38,10 @@ class Positions(nn.Module):
         """Put positions into the embeddings."""
         return x_BTD
 
+    def of(self, span: Span) -> Positions:
+        """The scheme in layers of a span."""
+        return self
+
     def turn(self, places: Places) -> rotary.Turn:
         """The angles by which queries and keys at these places are turned."""
         raise NotImplementedError
@@ -51,7 +55,7 @@ class Positions(nn.Module):
         raise NotImplementedError
 
     def relate(self, queries: Places, keys: Places) -> Relation | None:
-        """What positions do in the attention of a stack; None when nothing."""
+        """What positions do in attention; None when nothing."""
         return Relation(self, queries, keys) if self.has_turn or self.has_bias else None
 
 
@@ -174,6 +178,13 @@ class RotaryPositions(Positions):
         super().__init__(settings, causal=causal, length=length)
         self.layout = settings.rotary.layout
         self.frequencies_R, self.factor = rotary.frequencies(settings.rotary, settings.rotary_width)
+        self.in_windows: RotaryPositions | None = None
+        if settings.window_rotary is not None:
+            other = settings.model_copy(update={"rotary": settings.window_rotary, "window_rotary": None})
+            self.in_windows = RotaryPositions(other, causal=causal, length=length)
+
+    def of(self, span: Span) -> Positions:
+        return self.in_windows if span == "window" and self.in_windows is not None else self
 
     def turn(self, places: Places) -> rotary.Turn:
         return rotary.turn(self.frequencies_R, self.factor, places.position)

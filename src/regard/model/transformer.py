@@ -21,6 +21,7 @@ from regard.model.inputs import INPUTS, Embedding, Reader, embedding_matrix
 from regard.model.masks import Mask, padding, self_attention_mask
 from regard.model.norms import final_norm
 from regard.model.places import Places, places, run
+from regard.model.positions import Positions, Relation
 from regard.model.settings import HeadSettings, ModelSettings
 
 
@@ -96,11 +97,11 @@ class EncoderDecoder(Output):
         length = target_RT.shape[1]
         queries, keys = run(offset, length, target_RT.device), run(0, offset + length, target_RT.device)
         masks = stack_masks(self.settings, queries, keys, len(self.decoder), causal=True)
-        relation = self.target_embedding.positions.relate(queries, keys)
+        relations = stack_relations(self.settings, self.target_embedding.positions, queries, keys, len(self.decoder))
         x_RTD = self.target_embedding(target_RT, queries)
         for index, layer in enumerate(self.decoder):
             layer_cache = cache.layers[index] if cache is not None else None
-            x_RTD = layer(x_RTD, masks[index], memory.states_BSD, memory.mask, relation, layer_cache)
+            x_RTD = layer(x_RTD, masks[index], memory.states_BSD, memory.mask, relations[index], layer_cache)
         hidden_RTD: Tensor = self.decoder_norm(x_RTD)
         return hidden_RTD
 
@@ -162,10 +163,11 @@ class CausalDecoder(Output):
 
     def _decode(self, tokens_BT: Tensor, queries: Places, keys: Places, cache: Cache | None) -> Tensor:
         masks = stack_masks(self.settings, queries, keys, len(self.decoder), causal=True)
-        relation = self.embedding.positions.relate(queries, keys)
+        relations = stack_relations(self.settings, self.embedding.positions, queries, keys, len(self.decoder))
         x_BTD = self.embedding(tokens_BT, queries)
         for index, layer in enumerate(self.decoder):
-            x_BTD = layer(x_BTD, masks[index], relation, cache.layers[index] if cache is not None else None)
+            layer_cache = cache.layers[index] if cache is not None else None
+            x_BTD = layer(x_BTD, masks[index], relations[index], layer_cache)
         hidden_BTD: Tensor = self.decoder_norm(x_BTD)
         return hidden_BTD
 
@@ -288,9 +290,9 @@ def run_encoder(
     shape = len(input_BS), reader.count(input_BS)
     where = places(shape, real_BS, documents_BS, None, input_BS.device)
     masks = stack_masks(settings, where, where, len(layers), causal=False)
-    relation = reader.positions.relate(where, where)
+    relations = stack_relations(settings, reader.positions, where, where, len(layers))
     x_BSD: Tensor = reader(input_BS, where, *more)
-    for layer, mask in zip(layers, masks, strict=True):
+    for layer, mask, relation in zip(layers, masks, relations, strict=True):
         x_BSD = layer(x_BSD, mask, relation)
     return x_BSD
 
@@ -304,6 +306,15 @@ def stack_masks(
         for span in dict.fromkeys(settings.spans)
     }
     return [by_span[settings.span(layer)] for layer in range(layers)]
+
+
+def stack_relations(
+    settings: ModelSettings, scheme: Positions, queries: Places, keys: Places, layers: int
+) -> Sequence[Relation | None]:
+    """What positions do in the attention of each layer: one object for all layers of like scheme."""
+    schemes = [scheme.of(settings.span(layer)) for layer in range(layers)]
+    by_scheme = {each: each.relate(queries, keys) for each in dict.fromkeys(schemes)}
+    return [by_scheme[each] for each in schemes]
 
 
 def _shape(tokens_BT: Tensor) -> tuple[int, int]:
