@@ -28,7 +28,7 @@ from parity.decoders import (
 )
 from regard.convert import huggingface
 from regard.errors import UserError
-from regard.model.settings import ModelSettings
+from regard.model.settings import ModelSettings, RotaryScaling, RotarySettings
 from regard.model.transformer import CausalDecoder
 
 
@@ -65,6 +65,8 @@ REFUSED = [
     ("qwen3", {"num_experts": 4}, "num_experts = 4"),
     ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
     ("gemma", {"hidden_activation": "relu"}, "hidden_activation = 'relu'"),
+    ("gemma3_text", {"attn_logit_softcapping": 5.0}, "attn_logit_softcapping = 5.0"),
+    ("gemma3_text", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, "rope_scaling = {'rope_type': 'linear'"),
     ("gemma2", {"quantization_config": {"bits": 4}}, "quantization_config = {'bits': 4}"),
 ]
 
@@ -104,6 +106,25 @@ def test_older_files_say_the_same_in_other_words(stored: Callable[[str], Path], 
     assert torch.equal(our_logits(one, tokens_BT, real_BT), our_logits(other, tokens_BT, real_BT))
 
 
+def test_older_files_of_gemma_3_have_a_base_for_each_kind_of_layer(
+    stored: Callable[[str], Path], tmp_path: Path
+) -> None:
+    older = {
+        "rope_parameters": None,
+        "rope_theta": 50.0,
+        "rope_local_base_freq": 20.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "layer_types": None,
+        "sliding_window_pattern": 3,
+    }
+
+    _, _, plan = huggingface.read(edited(stored("gemma3_text"), tmp_path, **older))
+
+    assert plan.settings.spans == ("window", "window", "full")
+    assert plan.settings.rotary == RotarySettings(base=50.0, scaling=RotaryScaling(kind="linear", factor=8.0))
+    assert plan.settings.window_rotary == RotarySettings(base=20.0)
+
+
 def test_computed_tables_in_old_files_are_no_weights(stored: Callable[[str], Path], tmp_path: Path) -> None:
     for name, tables in (
         ("gpt2", ("transformer.h.0.attn.bias", "transformer.h.1.attn.masked_bias")),
@@ -136,6 +157,21 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {
             "embedding_scale": None,
             "norm_placement": "both",
             "output_softcap": 2.0,
+        },
+    ),
+    "rotary by span": (
+        "gemma3_text",
+        {
+            "attention_bias": "all",
+            "feed_forward_bias": False,
+            "embedding_scale": None,
+            "norm_placement": "both",
+            "feed_forward": "geglu-tanh",
+            "qk_norm": True,
+            "spans": ("full", "window"),
+            "window": 3,
+            "rotary": {"base": 100.0, "scaling": {"kind": "yarn", "factor": 2.0, "original_length": 8}},
+            "window_rotary": {"base": 30.0},
         },
     ),
 }

@@ -87,6 +87,17 @@ CASES = {
         attn_logit_softcapping=0.5,
         final_logit_softcapping=0.8,
     ),
+    "gemma3": relative(
+        "gemma3_text",
+        sliding_window=3,
+        sliding_window_pattern=2,
+        query_pre_attn_scalar=5,
+        final_logit_softcapping=0.8,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 200.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+        },
+    ),
     "gemma2, no caps": relative(
         "gemma2", attn_logit_softcapping=None, final_logit_softcapping=None, tie_word_embeddings=False
     ),

@@ -23,7 +23,7 @@ from regard.convert.mapping import (
     stacked,
     word_for,
 )
-from regard.convert.rotary import read_rotary, write_rotary
+from regard.convert.rotary import read_rotary, read_rotary_by_layer, write_rotary
 from regard.model.settings import ModelSettings
 
 
@@ -254,6 +254,28 @@ def _switched(config: Config, key: str, default: float) -> float | None:
     return given if key in config.values else default
 
 
+def _gemma3(config: Config, layers: int) -> dict[str, Any]:
+    config.expect("attn_logit_softcapping", None)
+    pattern = max(config.integer("sliding_window_pattern", 6), 1)
+    spans = _spans(config, layers, _sliding_window(config, 4096), lambda layer: (layer + 1) % pattern != 0)
+    rotary, in_windows = read_rotary_by_layer(config, 1_000_000.0, 10_000.0)
+    return {
+        **_gemma_both(config),
+        "qk_norm": True,
+        "output_softcap": config.optional_number("final_logit_softcapping"),
+        "rotary": rotary,
+        "window_rotary": in_windows if spans["window"] and in_windows != rotary else None,
+        **spans,
+    }
+
+
+def _gemma3_config(s: ModelSettings) -> dict[str, Any]:
+    in_windows = s.window_rotary or s.rotary
+    if in_windows.scaling is not None:
+        raise InexpressibleError(f"scaling of kind {in_windows.scaling.kind} of rotary positions in windows")
+    return {**_gemma2_config(s), "rope_local_base_freq": in_windows.base}
+
+
 def _gemma2_config(s: ModelSettings) -> dict[str, Any]:
     return {
         "query_pre_attn_scalar": round(s.attention_scale**-2) if s.attention_scale else s.key_width,
@@ -322,6 +344,19 @@ _RELATIVES = (
         activations=_TANH_FIRST,
         norms_from_one=True,
         harmless="hidden_act cache_implementation",  # a second name that is not read; how memory is kept
+    ),
+    _Relative(
+        name="gemma3_text",
+        about="Gemma 3 of Google, its text models",
+        model="Gemma3ForCausalLM",
+        settings=_gemma3,
+        config=_gemma3_config,
+        tied=True,
+        head_width=256,
+        activation="hidden_activation",
+        activations=_TANH_FIRST,
+        norms_from_one=True,
+        harmless="hidden_act cache_implementation _sliding_window_pattern",
     ),
 )
 

@@ -289,6 +289,7 @@ _MORE: dict[str, list[Any]] = {
 _OWNER = {
     "sinusoids": ("positions", "sinusoidal"),
     "rotary": ("positions", "rotary"),
+    "window_rotary": ("positions", "rotary"),
     "buckets": ("positions", "t5"),
     "patches": ("input", "patches"),
     "frames": ("input", "frames"),
@@ -328,6 +329,8 @@ def essence(plan: Blueprint) -> dict[str, Any]:
         "head": plan.head,
     }
     unused = set()
+    if "window" not in s.spans:
+        unused |= {"window_rotary"}
     if set(s.spans) == {"full"}:
         unused |= {"window", "block", "global_tokens"}
     elif "blocks" not in s.spans:

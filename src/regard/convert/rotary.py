@@ -28,6 +28,17 @@ def _section(config: Config) -> Config | None:
     return older or newer
 
 
+def read_rotary_by_layer(config: Config, base: float, window_base: float) -> tuple[RotarySettings, RotarySettings]:
+    """The rotary positions of layers that see all, and of those that reach a window."""
+    both = config.section("rope_parameters")
+    full = config.section("rope_scaling") if both is None else both.section("full_attention")
+    window = None if both is None else both.section("sliding_attention")
+    return (
+        read_section(config, full, config.number("rope_theta", base)),
+        read_section(config, window, config.number("rope_local_base_freq", window_base)),
+    )
+
+
 def read_section(config: Config, section: Config | None, base: float) -> RotarySettings:
     """The rotary positions of one `section`, if there is one; `base` where it does not say it itself."""
     if section is None:
