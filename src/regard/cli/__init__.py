@@ -23,6 +23,7 @@ Begin with: `regard train --source text.en --target text.de --out runs/mine`
 VERBS = {
     "train": "Train a model on text files or by a recipe.",
     "translate": "Translate text, files or standard input with a model.",
+    "generate": "Continue texts with a language model.",
     "fill": "Guess the tokens behind the masks of a text.",
     "classify": "Label texts, or the words of texts.",
     "evaluate": "Score translations with BLEU and chrF.",

@@ -76,7 +76,7 @@ class TextGenerator(Pipeline):
                 prompts at a time.
             name: stands in warnings before the number of the line.
         """
-        settings = self._settings(options)
+        settings = self.options(options)
         return generation.generate(
             self.model, self.tokenizer, prompts, settings, patience=patience, workers=self.workers, name=name
         )
@@ -87,9 +87,10 @@ class TextGenerator(Pipeline):
         Raises:
             UserError: as `generate`; and for beam search, several texts, or a prompt longer than the model can read.
         """
-        return generation.stream(self.model, self.tokenizer, prompt, self._settings(options))
+        return generation.stream(self.model, self.tokenizer, prompt, self.options(options))
 
-    def _settings(self, options: dict[str, Any]) -> GenerationSettings:
+    def options(self, options: dict[str, Any]) -> GenerationSettings:
+        """The settings of a call with these options; `UserError` where they are impossible."""
         settings = GenerationSettings.parse({**self.settings.model_dump(), **options}, "options")
         idle = [name for name in _OF_DRAWING if options.get(name) is not None]
         if idle and (settings.beam > 1 or settings.contrastive > 0):
