@@ -82,6 +82,7 @@ class Tokenizer(ABC):
         pad, bos, eos, unk, mask: control ids (see `Control`); a vocabulary may be without bos, unk and mask.
         frames: the ids around a text.
         forbidden: ids that a search never lets out.
+        document: what `save` writes.
         size: the number of ids, control ids included.
         fingerprint: sha256 of the content, equal for tokenizers that do the same.
     """
@@ -89,7 +90,7 @@ class Tokenizer(ABC):
     def __init__(
         self, document: dict[str, Any], control: Control, frames: Frames, forbidden: Iterable[int], size: int
     ) -> None:
-        self._document = document
+        self.document = document
         self.pad, self.bos, self.eos, self.unk, self.mask = (
             control.pad,
             control.bos,
@@ -148,7 +149,7 @@ class Tokenizer(ABC):
     def save(self, path: Path | str) -> None:
         """Write one `tokenizer.json`, whole or not at all."""
         with atomic_write(path) as file:
-            file.write(json.dumps(self._document, ensure_ascii=False, indent=1).encode("utf-8") + b"\n")
+            file.write(json.dumps(self.document, ensure_ascii=False, indent=1).encode("utf-8") + b"\n")
 
     @staticmethod
     def load(path: Path | str) -> Tokenizer:
