@@ -17,6 +17,7 @@ pytest.importorskip("transformers")
 
 from parity.conversion import foreign, reload
 from parity.decoders import (
+    END,
     VOCABULARY,
     batch,
     distance,
@@ -123,6 +124,28 @@ def test_older_files_of_gemma_3_have_a_base_for_each_kind_of_layer(
     assert plan.settings.spans == ("window", "window", "full")
     assert plan.settings.rotary == RotarySettings(base=50.0, scaling=RotaryScaling(kind="linear", factor=8.0))
     assert plan.settings.window_rotary == RotarySettings(base=20.0)
+
+
+PUBLIC = [
+    (
+        "gpt2",
+        {"n_ctx": 40, "task_specific_params": {"text-generation": {"do_sample": True}}, "summary_activation": None},
+    ),
+    ("llama", {"pretraining_tp": 2, "rope_scaling": None, "eos_token_id": [END, 7, 9], "torch_dtype": "bfloat16"}),
+    ("qwen2", {"use_mrope": False, "sliding_window": 5, "max_window_layers": 0, "layer_types": None}),
+    ("gemma", {"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh", "rope_scaling": None}),
+    ("gemma2", {"hidden_act": "gelu_pytorch_tanh", "cache_implementation": "hybrid"}),
+]
+
+
+@pytest.mark.parametrize(("name", "words"), PUBLIC, ids=[name for name, _ in PUBLIC])
+def test_words_of_public_files_change_nothing(
+    stored: Callable[[str], Path], tmp_path: Path, name: str, words: dict[str, Any]
+) -> None:
+    """Gemma's first files write "gelu" and mean its approximation; a window counts only where it is switched on."""
+    _, _, plan = huggingface.read(edited(stored(name), tmp_path, **words))
+
+    assert plan == huggingface.read_blueprint(stored(name))[1]
 
 
 def test_computed_tables_in_old_files_are_no_weights(stored: Callable[[str], Path], tmp_path: Path) -> None:

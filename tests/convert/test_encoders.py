@@ -90,6 +90,21 @@ def test_one_label_of_several_is_what_heads_give(stored: Callable[[str], Path], 
     assert model.head_settings == HeadSettings(kind="text", labels=("LABEL_0", "LABEL_1"))
 
 
+def test_words_of_the_first_years_change_nothing(stored: Callable[[str], Path], tmp_path: Path) -> None:
+    words = {
+        "directionality": "bidi",
+        "pooler_fc_size": 768,
+        "pooler_num_attention_heads": 12,
+        "pooler_type": "first_token_transform",
+        "gradient_checkpointing": False,
+        "position_embedding_type": "absolute",
+    }
+
+    _, _, plan = huggingface.read(edited(stored("bert"), tmp_path, **words))
+
+    assert plan == huggingface.read_blueprint(stored("bert"))[1]
+
+
 # Models that begin with us
 
 

@@ -233,6 +233,8 @@ def _token_labels(kind: _Kind, s: ModelSettings) -> Iterator[Row]:
 
 _HEAD_ROWS = {"masked-lm": _masked_words, "text": _text_label, "tokens": _token_labels}
 
+_POOLER = "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head"
+
 BERT_FAMILY = tuple(
     Architecture(
         name=kind.name,
@@ -242,7 +244,8 @@ BERT_FAMILY = tuple(
         config=partial(_config, kind),
         rows=partial(_rows, kind),
         family="encoder",
-        harmless=frozenset({"gradient_checkpointing", "output_past"}),
+        # What files of the first years say of a pooling layer that there is no other kind of.
+        harmless=frozenset({"output_past", "directionality", "pooler_type", *_POOLER}),
         computed=(
             rf"{re.escape(kind.base)}embeddings\.(position|token_type)_ids",
             # what a model without a head for it does not use
