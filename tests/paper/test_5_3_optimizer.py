@@ -20,8 +20,10 @@ PAPER = ScheduleSettings(kind="paper", warmup_steps=4000)
 
 def test_adam_has_the_papers_constants() -> None:
     optimizer = adam(nn.Linear(2, 2), OptimizerSettings())
-    (group,) = optimizer.param_groups
-    assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.98), 1e-9, 0)
+    for group in optimizer.param_groups:
+        assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.98), 1e-9, 0)
+    learned = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert sorted(parameter.numel() for parameter in learned) == [2, 4]
 
 
 def test_the_default_schedule_is_the_papers() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.model import attention, blocks, transformer
+from regard.model import blocks, feed_forward, inputs, reference
 from regard.model.dropout import dropout
 from regard.model.settings import ModelSettings
 from regard.model.transformer import EncoderDecoder
@@ -21,7 +21,7 @@ LOGITS = torch.tensor([[2.0, 0.0, 0.0, 0.0]])
 def places_of_dropout(monkeypatch: pytest.MonkeyPatch, **settings: float) -> list[tuple[str, tuple[int, ...]]]:
     """Where dropout really happens in one training pass, by module, with the shape of what it happens to."""
     places = []
-    for module in (attention, blocks, transformer):
+    for module in (reference, blocks, feed_forward, inputs):
 
         def spy(x: Tensor, probability: float, training: bool, name: str = module.__name__) -> Tensor:
             if training and probability > 0:
@@ -39,8 +39,8 @@ def test_dropout_is_on_each_sublayers_output_and_on_the_embedded_sums(monkeypatc
     """'to the output of each sub-layer' (2 an encoder layer, 3 a decoder layer) 'and to the sums of the embeddings
     and the positional encodings in both the encoder and decoder stacks', and nowhere else."""
     places = places_of_dropout(monkeypatch, dropout=0.1)
-    encoder = [("transformer", (1, 3, 16)), *[("blocks", (1, 3, 16))] * (2 * 2)]
-    decoder = [("transformer", (1, 2, 16)), *[("blocks", (1, 2, 16))] * (3 * 3)]
+    encoder = [("inputs", (1, 3, 16)), *[("blocks", (1, 3, 16))] * (2 * 2)]
+    decoder = [("inputs", (1, 2, 16)), *[("blocks", (1, 2, 16))] * (3 * 3)]
     assert places == encoder + decoder
 
 
@@ -48,10 +48,10 @@ def test_dropout_of_weights_and_activations_is_there_when_asked_for(monkeypatch:
     on_weights = places_of_dropout(monkeypatch, dropout=0.0, attention_dropout=0.1)
     of_encoder, of_decoder, over_memory = (1, 2, 3, 3), (1, 2, 2, 2), (1, 2, 2, 3)
     shapes = [of_encoder] * 2 + [of_decoder, over_memory] * 3
-    assert on_weights == [("attention", shape) for shape in shapes]
+    assert on_weights == [("reference", shape) for shape in shapes]
     monkeypatch.undo()
     inside = places_of_dropout(monkeypatch, dropout=0.0, activation_dropout=0.1)
-    assert inside == [("blocks", (1, 3, 32))] * 2 + [("blocks", (1, 2, 32))] * 3
+    assert inside == [("feed_forward", (1, 3, 32))] * 2 + [("feed_forward", (1, 2, 32))] * 3
 
 
 @pytest.mark.parametrize("loss", LOSSES)
