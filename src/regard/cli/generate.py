@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +11,7 @@ from cyclopts import Parameter
 
 if TYPE_CHECKING:
     from regard.pipelines.generator import TextGenerator
+    from regard.search.generation import Generation
 
 
 def generate(
@@ -33,14 +36,18 @@ def generate(
     no_repeat: int | None = None,
     stop: Annotated[tuple[str, ...], Parameter(consume_multiple=False)] = (),
     endless: Annotated[bool, Parameter(negative="")] = False,
+    sinks: int | None = None,
+    recent: int | None = None,
     echo: Annotated[bool, Parameter(negative="")] = False,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    batch_tokens: int | None = None,
     device: str | None = None,
 ) -> None:
     r"""Continue texts with a language model.
 
     One prompt is continued on screen as the model writes. For files and standard input, each line is a prompt and gives
-    one line of output, in order, in which a line feed of the text is written as the two characters `\n`. Options that
-    are not given are those stored with the model.
+    one line of output, in order, in which a line feed of the text is written as the two characters `\n`; --json gives
+    texts exactly. Options that are not given are those stored with the model.
 
     Examples:
 
@@ -49,6 +56,8 @@ def generate(
         regard generate runs/lm "Once upon a time" --max-tokens 100 --stop "." --n 3
 
         regard generate runs/lm --input prompts.txt --output texts.txt --temperature 0
+
+        regard generate runs/lm --input prompts.txt --n 4 --json > texts.jsonl
 
     Parameters
     ----------
@@ -92,11 +101,25 @@ def generate(
         End the text before this one; may be given several times.
     endless
         Go on beyond the model's length, up to --max-tokens: the first tokens and the latest are remembered.
+    sinks
+        First tokens that endless text remembers.
+    recent
+        Latest tokens that it remembers. Default: as many as the model's length allows.
     echo
         Put the prompt before its text.
+    as_json
+        Give a JSON object a line for each text: prompt, text, ids, log_probability, and stopped, which is end, stop (a
+        stop string came), length, blocked (no token was allowed) or refused (the prompt is too long).
+    batch_tokens
+        Size of a batch: texts times tokens of the longest. Less needs less memory.
     device
         Where to compute: cpu, cuda, cuda:1, ... Default: a GPU if there is one.
     """
+    from regard.cli.bulk import side_by_side
+    from regard.cli.inputs import inputs
+    from regard.cli.lines import given_text, line_writer
+    from regard.pipelines.generator import TextGenerator
+
     given = {
         "max_tokens": max_tokens,
         "min_tokens": min_tokens,
@@ -112,31 +135,41 @@ def generate(
         "candidates": candidates,
         "repetition_penalty": repetition_penalty,
         "no_repeat": no_repeat,
-        "stop": stop or None,
+        "stop": tuple(map(given_text, stop)) or None,
         "endless": endless or None,
+        "sinks": sinks,
+        "recent": recent,
+        "batch_tokens": batch_tokens,
     }
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    from regard.cli.inputs import inputs
-    from regard.cli.lines import given_text, line_writer
-    from regard.pipelines.generator import TextGenerator
-
     texts, name, patience = inputs(prompt, input, "Type a line to have it continued")
     generator = TextGenerator.load(model, device)
     settings = generator.options(options)
-    if len(prompt) == 1 and output is None and settings.n == 1 and settings.beam == 1:
+    if len(prompt) == 1 and output is None and not as_json and settings.n == settings.beam == 1:
         _show(generator, given_text(prompt[0]), options, echo)
         return
+    results = side_by_side(generator).each(texts, patience=patience, name=name, **options)
     with line_writer(output) as write:
-        for result in generator.each(texts, patience=patience, name=name, **options):
-            for each in result.continuations:
-                write(((result.prompt if echo else "") + each.text).replace("\n", "\\n"))
+        for result in results:
+            for line in _objects(result) if as_json else _lines(result, echo):
+                write(line)
+
+
+def _lines(result: Generation, echo: bool) -> Iterator[str]:
+    for each in result.continuations:
+        yield ((result.prompt if echo else "") + each.text).replace("\n", "\\n")
+
+
+def _objects(result: Generation) -> Iterator[str]:
+    for each in result.continuations:
+        yield json.dumps({"prompt": result.prompt, **vars(each)}, ensure_ascii=False)
 
 
 def _show(generator: TextGenerator, prompt: str, options: dict[str, Any], echo: bool) -> None:
     """Print the text of one prompt while it is written, line feeds and all."""
     pieces = generator.stream(prompt, **options)
     if echo:
-        print(prompt, end="")
+        print(prompt, end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)
     print()
