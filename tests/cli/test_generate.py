@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = ModelSettings(d_model=16, d_ff=32, heads=2, decoder_layers=1, max_length=32, positions="learned")
     language_model = CausalDecoder(settings, tokenizer.size)
     with torch.no_grad():
-        language_model.output[tokenizer.encode(["\n"])[0][-1]] *= 2  # line feeds are common
+        language_model.output[tokenizer.encode(["\n"])[0][-1]] *= 3  # line feeds are common
     write_directory(directory, TextGenerator(language_model, tokenizer, GenerationSettings(max_tokens=9)), "# A card\n")
     return directory
 
