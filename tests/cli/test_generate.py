@@ -14,6 +14,7 @@ import torch
 
 import regard
 from regard.cli import main
+from regard.evaluation.perplexity import perplexity
 from regard.model.settings import ModelSettings
 from regard.model.transformer import CausalDecoder
 from regard.pipelines import TextGenerator, write_directory
@@ -181,6 +182,13 @@ def test_a_model_of_another_kind_names_its_command(run: Regard, model: Path):
     status, out, err = run("translate", model, "two")
     assert (status, out) == (2, "")
     assert "use `regard generate`" in err
+
+
+def test_perplexity_is_that_of_the_model(generator: TextGenerator):
+    text = "two men talk about a small dog " * 5
+    expected = perplexity(generator.model, generator.tokenizer, text, context=20, stride=7)
+    assert generator.perplexity(text, context=20, stride=7) == expected
+    assert 1 < expected.per_token < 10 * generator.tokenizer.size
 
 
 def test_load_gives_the_pipeline_of_the_family(model: Path, generator: TextGenerator):

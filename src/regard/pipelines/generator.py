@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 from regard.errors import UserError
+from regard.evaluation.perplexity import Perplexity, perplexity
 from regard.model.store import Languages
 from regard.model.transformer import CausalDecoder
 from regard.pipelines.directory import PATIENCE, ModelDirectory, Pipeline, listed
@@ -88,6 +89,10 @@ class TextGenerator(Pipeline):
             UserError: as `generate`; and for beam search, several texts, or a prompt longer than the model can read.
         """
         return generation.stream(self.model, self.tokenizer, prompt, self.options(options))
+
+    def perplexity(self, text: str, *, context: int | None = None, stride: int | None = None) -> Perplexity:
+        """How well the model predicts a text of any length; see `regard.evaluation.perplexity.perplexity`."""
+        return perplexity(self.model, self.tokenizer, text, context=context, stride=stride)
 
     def options(self, options: dict[str, Any]) -> GenerationSettings:
         """The settings of a call with these options; `UserError` where they are impossible."""

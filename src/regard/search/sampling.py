@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.search.processors import NEVER
+from regard.search.ranking import largest
 from regard.search.settings import GenerationSettings
 
 
@@ -37,11 +38,16 @@ def top_p(scores_RV: Float[Tensor, "R V"], share: float) -> Float[Tensor, "R V"]
     """Only the fewest most probable tokens that have probability `share` together (Holtzman et al. 2020); one stays."""
     if share >= 1:
         return scores_RV
-    sorted_RV, order_RV = scores_RV.sort(dim=1, descending=True, stable=True)
-    probabilities_RV = sorted_RV.softmax(dim=1)
-    beyond_RV = probabilities_RV.cumsum(dim=1) - probabilities_RV >= share
-    beyond_RV[:, 0] = False
-    return scores_RV.masked_fill(torch.empty_like(beyond_RV).scatter_(1, order_RV, beyond_RV), NEVER)
+    probabilities_RV = scores_RV.softmax(dim=1)
+    vocabulary, count = scores_RV.shape[1], 256
+    top_RC, tokens_RC = largest(probabilities_RV, min(count, vocabulary))
+    while count < vocabulary and bool((top_RC.sum(dim=1) < share).any()):  # few are mostly enough; sorting all is slow
+        count *= 16
+        top_RC, tokens_RC = largest(probabilities_RV, min(count, vocabulary))
+    beyond_RC = top_RC.cumsum(dim=1) - top_RC >= share
+    beyond_RC[:, 0] = False
+    beyond_RV = torch.ones_like(scores_RV, dtype=torch.bool).scatter_(1, tokens_RC, beyond_RC)
+    return scores_RV.masked_fill(beyond_RV, NEVER)
 
 
 def min_p(scores_RV: Float[Tensor, "R V"], share: float) -> Float[Tensor, "R V"]:
