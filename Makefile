@@ -15,7 +15,7 @@ run: .venv/installed
 	@echo "Other languages:         make run TARGET=fr (or zh-Hans, es, ...)"
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 lint: .venv/installed-dev
 	$(BIN)/ruff format --check .

@@ -42,7 +42,8 @@ def test_adam_is_torchs_plain_adam() -> None:
             (model(torch.randn(3, 5)) * torch.randn(3, 4)).sum().backward()
             if step == 7:
                 model.bias.grad = None
-            optimizer.param_groups[0]["lr"] = 0.01 / step
+            for group in optimizer.param_groups:
+                group["lr"] = 0.01 / step
             optimizer.step()
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)

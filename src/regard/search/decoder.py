@@ -107,8 +107,8 @@ class CachedText:
             raise ValueError("a search needs the model in evaluation mode: call model.eval() first")
         self._model = model
         self._cache = model.new_cache(bound)
-        self._states: Tensor | None = None
-        self._keep_states = keep_states
+        width = model.settings.d_model
+        self._states = model.output.new_empty(len(prompts_RT), 0, width) if keep_states else None
         last = prompts_RT.shape[1] - 1
         for start in range(0, last, CHUNK):
             self._read(prompts_RT[:, start : min(start + CHUNK, last)])
@@ -130,6 +130,6 @@ class CachedText:
     def _read(self, tokens_RT: Tensor) -> Tensor:
         real_RT = tokens_RT != NOTHING
         hidden_RTD = self._model.decode(tokens_RT.clamp(min=0), None if bool(real_RT.all()) else real_RT, self._cache)
-        if self._keep_states:
-            self._states = hidden_RTD if self._states is None else torch.cat((self._states, hidden_RTD), dim=1)
+        if self._states is not None:
+            self._states = torch.cat((self._states, hidden_RTD), dim=1)
         return hidden_RTD

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from regard.errors import UserError
 from regard.text.lines import atomic_write
@@ -73,13 +73,13 @@ def read_hub_tokenizer(
         UserError: files are missing or damaged, or a language is unknown or needed.
     """
     config = _json(directory / "config.json")
-    if config.get("model_type") == "marian" and not (directory / TOKENIZER).exists():
-        return _marian(directory, config, target_language)
     try:
+        if config.get("model_type") == "marian" and not (directory / TOKENIZER).exists():
+            return _marian(directory, config, target_language)
         hub = _hub(directory, config, _document(directory))
         frames = _frames(hub, source_language, target_language)
         tokenizer = _wrap(hub, frames)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{directory}: the tokenizer is damaged ({error!r}); fetch the directory again") from None
     return TokenizerPair(tokenizer, tokenizer)
 
@@ -164,7 +164,7 @@ def _frames(hub: Hub, source_language: str | None, target_language: str | None) 
     if added is not None and bos is not None and kind in _DECODERS:
         begin = (bos,) if added else ()
     eos = _end(hub)
-    start = hub.ids.get("decoder_start_token_id", bos if bos is not None else eos)
+    start = hub.ids.get("decoder_start_token_id", eos if kind in ("bart", *_MANY_LANGUAGES) or bos is None else bos)
     forced = hub.ids.get("forced_bos_token_id")
     target_begin = (start,) if forced is None else (start, forced)
     source_begin, source_end = begin, end
@@ -189,20 +189,23 @@ def _sides(source: str | None, target: str | None) -> Iterable[tuple[str | None,
 
 def _language(hub: Hub, name: str | None, side: str) -> int:
     """The id of a language of a model of many."""
-    known = [token["content"] for token in hub.document.get("added_tokens", ())]
-    known = [token for token in known if "_" in token.strip("_") or token.startswith("__")]
+    special = [token["content"] for token in hub.document.get("added_tokens", ())]
+    if hub.config.get("model_type") == "marian":
+        special = [piece for piece, _ in hub.document["model"]["vocab"] if piece.startswith(">>")]
+    known = [token for token in special if "_" in token.strip("_") or token.startswith(("__", ">>"))]
     some = f"such as {', '.join(known[:5])}" if known else "as its vocabulary names it"
     if name is None:
         raise UserError(f"{hub.directory}: translates many languages; give --{side}-language, {some}")
-    for spelled in (name, f"__{name}__"):
+    for spelled in (f"__{name}__", f">>{name.strip('<>')}<<", name):
         number = hub.id_of(spelled)
-        if number is not None:
+        if spelled in special and number is not None:
             return number
     raise UserError(f"{hub.directory}: does not know the {side} language {name}; give one {some}")
 
 
 def _end(hub: Hub) -> int:
-    for number in (hub.number("eos"), hub.number("sep"), hub.ids.get("eos_token_id")):
+    named = (hub.id_of(name) for name in ("[SEP]", "</s>"))
+    for number in (hub.number("eos"), hub.number("sep"), *named):
         if number is not None:
             return number
     raise UserError(f"{hub.directory}: names no token that ends a text; convert without the tokenizer")
@@ -262,7 +265,7 @@ def _marian(directory: Path, config: dict[str, Any], language: str | None) -> To
         eos = _end(hub)
         begin: tuple[int, ...] = ()
         if language is not None:
-            begin = (_language(hub, f">>{language.strip('<>')}<<", "target"),)
+            begin = (_language(hub, language, "target"),)
         frames = Frames(
             begin=(),
             end=(eos,),
@@ -297,7 +300,7 @@ def _unigram(path: Path, vocabulary: dict[str, int], size: int) -> tuple[Documen
         if piece in scores:
             sealed.discard(number)
     backend = Backend(models.Unigram(entries, unk_id=vocabulary["<unk>"], byte_fallback=False))
-    steps: list[Any] = [normalizers.Replace("  ", " ")]
+    steps: list[Any] = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     if model.normalizer_spec.precompiled_charsmap:
         steps.insert(0, normalizers.Precompiled(model.normalizer_spec.precompiled_charsmap))
     backend.normalizer = normalizers.Sequence(steps)
