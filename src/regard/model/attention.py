@@ -49,14 +49,17 @@ def attention(
     `drop` is the dropout of this very call: pass 0 outside training.
     """
     inputs = query_BHTE, key_BGSE, value_BGSE, mask, bias
-    watcher = _watcher.get()
-    if watcher is not None:
-        with torch.no_grad():
-            watcher(reference_attention(*inputs, scale=scale, softcap=softcap))
     few = query_BHTE.shape[2] * key_BGSE.shape[2] <= FEW_SCORES
     if query_BHTE.device.type == "cpu" and query_BHTE.dtype == torch.float32 and few:
-        return reference_attention(*inputs, scale=scale, softcap=softcap, drop=drop).output_BHTE
-    return fused_attention(*inputs, scale=scale, softcap=softcap, drop=drop)
+        output_BHTE = reference_attention(*inputs, scale=scale, softcap=softcap, drop=drop).output_BHTE
+    else:
+        output_BHTE = fused_attention(*inputs, scale=scale, softcap=softcap, drop=drop)
+    watcher = _watcher.get()
+    if watcher is not None:
+        # Afterwards: a bias keeps its values once they are made, and made first here they would have no gradient.
+        with torch.no_grad():
+            watcher(reference_attention(*inputs, scale=scale, softcap=softcap))
+    return output_BHTE
 
 
 _watcher: ContextVar[Callable[[AttentionValues], None] | None] = ContextVar("attention watcher", default=None)
@@ -89,8 +92,8 @@ class MultiHeadAttention(nn.Module):
         self.in_projection = linear(settings.d_model, self.widths, bias=settings.attention_bias != "none")
         self.biased = settings.attention_bias != "none"
         self.out_projection = linear(settings.heads * d_v, settings.d_model, bias=settings.attention_bias == "all")
-        self.query_norm = norm(settings, d_k) if settings.qk_norm else nn.Identity()
-        self.key_norm = norm(settings, d_k) if settings.qk_norm else nn.Identity()
+        self.query_norm = norm(settings, d_k) if settings.qk_norm else None
+        self.key_norm = norm(settings, d_k) if settings.qk_norm else None
 
     def forward(
         self,
@@ -101,8 +104,8 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """Self-attention; with a cache, over the positions it holds and the new ones."""
         query_BTK, key_BTK, value_BTK = torch.split(finite(self.in_projection(x_BTD)), self.widths, dim=-1)
-        query = self.query_norm(_heads(query_BTK, self.d_key))
-        key, value = self.key_norm(_heads(key_BTK, self.d_key)), _heads(value_BTK, self.d_value)
+        query, key = _heads(query_BTK, self.d_key, self.query_norm), _heads(key_BTK, self.d_key, self.key_norm)
+        value = _heads(value_BTK, self.d_value)
         turns_late = cache is not None and cache.moves
         if relation is not None:
             query = relation.turn_queries(query)
@@ -133,12 +136,13 @@ class MultiHeadAttention(nn.Module):
         else:
             both = finite(functional.linear(memory_BSD, weight[query_width:], memory_bias))
             key_BSK, value_BSK = torch.split(both, self.widths[1:], dim=-1)
-            key, value = self.key_norm(_heads(key_BSK, self.d_key)), _heads(value_BSK, self.d_value)
+            key, value = _heads(key_BSK, self.d_key, self.key_norm), _heads(value_BSK, self.d_value)
             if cache is not None:
                 cache.memory = key, value
         folded_BTD = x_RTD.reshape(key.shape[0], -1, *x_RTD.shape[1:]).flatten(1, 2)
-        query = finite(functional.linear(folded_BTD, weight[:query_width], query_bias))
-        return self._attend(self.query_norm(_heads(query, self.d_key)), key, value, mask).view(x_RTD.shape)
+        query_BTK = finite(functional.linear(folded_BTD, weight[:query_width], query_bias))
+        query = _heads(query_BTK, self.d_key, self.query_norm)
+        return self._attend(query, key, value, mask).view(x_RTD.shape)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, bias: Bias | None = None) -> Tensor:
         drop = self.drop if self.training else 0.0
@@ -147,6 +151,7 @@ class MultiHeadAttention(nn.Module):
         return concatenated
 
 
-def _heads(x_BTK: Float[Tensor, "B T K"], width: int) -> Float[Tensor, "B H T E"]:
-    """The heads beside each other in `x`, each of this width, as a dimension of their own."""
-    return x_BTK.view(*x_BTK.shape[:2], -1, width).transpose(1, 2)
+def _heads(x_BTK: Float[Tensor, "B T K"], width: int, norm: nn.Module | None = None) -> Float[Tensor, "B H T E"]:
+    """The heads beside each other in `x`, each of this width, as a dimension of their own, and normalised."""
+    heads_BHTE = x_BTK.view(*x_BTK.shape[:2], -1, width).transpose(1, 2)
+    return heads_BHTE if norm is None else norm(heads_BHTE)

@@ -32,11 +32,13 @@ class Residual(nn.Module):
         super().__init__()
         self.norm = norm(settings)
         self.before = settings.norm_placement != "post"
-        self.norm_after = norm(settings) if settings.norm_placement == "both" else nn.Identity()
+        self.norm_after = norm(settings) if settings.norm_placement == "both" else None
         self.drop = settings.dropout
 
     def forward(self, x_BTD: Float[Tensor, "B T D"], sublayer: Callable[[Tensor], Tensor]) -> Float[Tensor, "B T D"]:
-        output_BTD = self.norm_after(sublayer(self.norm(x_BTD) if self.before else x_BTD))
+        output_BTD = sublayer(self.norm(x_BTD) if self.before else x_BTD)
+        if self.norm_after is not None:
+            output_BTD = self.norm_after(finite(output_BTD))
         sum_BTD = finite(x_BTD + dropout(output_BTD, self.drop, self.training))
         return sum_BTD if self.before else self.norm(sum_BTD)
 

@@ -26,6 +26,10 @@ class Bound:
     sinks: int = 4
     recent: int = 1020
 
+    def __post_init__(self) -> None:
+        if self.sinks < 0 or self.recent < 1:
+            raise ValueError(f"a bound of {self.sinks} sinks and {self.recent} recent tokens holds nothing new")
+
     @property
     def size(self) -> int:
         return self.sinks + self.recent
@@ -66,10 +70,6 @@ class Cache:
         """How many positions are held."""
         keys_BGSE = self.layers[0].keys_BGSE if self.layers else None
         return 0 if keys_BGSE is None else keys_BGSE.shape[2]
-
-    def room(self) -> int | None:
-        """How many tokens may come before the first is forgotten; None without a bound."""
-        return None if self.bound is None else self.bound.size - self.length
 
     def extend(
         self,

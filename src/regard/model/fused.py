@@ -195,25 +195,34 @@ def _block_mask(mask: Mask, query_BHTE: Tensor, key_BGSE: Tensor, compiled: bool
 
 
 # Functions of the numbers of row, head, query and key. The kernel counts their arguments, which only lambdas show when
-# types are checked at run time.
+# types are checked at run time. None holds the mask itself: block masks hold them, and live as long as their mask.
 
 
 def _mask_function(mask: Mask) -> Callable[..., Tensor]:
     """Whether a query sees a key."""
-    if isinstance(mask, PlaceMask):
-        return lambda b, h, q, k: mask.rule(mask.queries.at(b, q), mask.keys.at(b, k))
-    rows, heads, queries, _ = (size > 1 for size in mask.allowed_BHTS.shape)
-    return lambda b, h, q, k: mask.allowed_BHTS[b if rows else 0, h if heads else 0, q if queries else 0, k]
+    if not isinstance(mask, PlaceMask):
+        return _entry(mask.allowed_BHTS)
+    rule, queries, keys = mask.rule, mask.queries, mask.keys
+    return lambda b, h, q, k: rule(queries.at(b, q), keys.at(b, k))
 
 
 def _score_function(bias: Bias | None, softcap: float | None) -> Callable[..., Tensor] | None:
     """A score as it is bent, and with what positions add."""
-    if not isinstance(bias, PlaceBias):
+    if bias is None:
         return None if softcap is None else lambda score, b, h, q, k: _bent(score, softcap)
+    added = _entry(bias.dense_BHTS) if not isinstance(bias, PlaceBias) else _by_distance(bias)
+    return lambda score, b, h, q, k: _bent(score, softcap) + added(b, h, q, k)
+
+
+def _by_distance(bias: PlaceBias) -> Callable[..., Tensor]:
     queries, keys, added = bias.queries, bias.keys, bias.scheme.bias
-    return lambda score, b, h, q, k: (
-        _bent(score, softcap) + added(keys.at(b, k).position - queries.at(b, q).position, h)
-    )
+    return lambda b, h, q, k: added(keys.at(b, k).position - queries.at(b, q).position, h)
+
+
+def _entry(tensor_BHTS: Tensor) -> Callable[..., Tensor]:
+    """One value of a tensor, any of whose dimensions but the last may be 1 in place of many."""
+    rows, heads, queries, _ = (size > 1 for size in tensor_BHTS.shape)
+    return lambda b, h, q, k: tensor_BHTS[b if rows else 0, h if heads else 0, q if queries else 0, k]
 
 
 def _bent(score: Tensor, softcap: float | None) -> Tensor:

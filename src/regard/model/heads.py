@@ -14,6 +14,7 @@ from regard.model.dropout import dropout
 from regard.model.inputs import embedding_matrix
 from regard.model.linear import linear
 from regard.model.norms import norm
+from regard.model.precision import finite
 from regard.model.settings import HeadSettings, ModelSettings
 
 
@@ -34,7 +35,7 @@ class MaskedLanguageHead(nn.Module):
 
     def predict(self, states_ND: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows D"]:
         """What the output matrix is multiplied with."""
-        predicted: Tensor = self.norm(functional.gelu(self.dense(states_ND)))
+        predicted: Tensor = self.norm(functional.gelu(finite(self.dense(states_ND))))
         return predicted
 
     def forward(self, states_BSD: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows V"]:

@@ -16,6 +16,7 @@ from regard.model.dropout import dropout
 from regard.model.norms import norm
 from regard.model.places import Places
 from regard.model.positions import POSITIONS
+from regard.model.precision import finite
 from regard.model.settings import ModelSettings
 
 
@@ -25,11 +26,13 @@ class Input(nn.Module):
     def __init__(self, settings: ModelSettings, *, causal: bool = False, length: int | None = None) -> None:
         super().__init__()
         self.positions = POSITIONS[settings.positions](settings, causal=causal, length=length)
-        self.norm = norm(settings) if settings.embedding_norm else nn.Identity()
+        self.norm = norm(settings) if settings.embedding_norm else None
         self.drop = settings.dropout
 
     def finish(self, x_BTD: Float[Tensor, "B T D"], places: Places) -> Float[Tensor, "B T D"]:
-        x_BTD = self.norm(self.positions(x_BTD, places))
+        x_BTD = finite(self.positions(x_BTD, places))
+        if self.norm is not None:
+            x_BTD = self.norm(x_BTD)
         return dropout(x_BTD, self.drop, self.training)
 
 
@@ -106,7 +109,7 @@ class Frames(Input):
     def forward(self, frames_BMN: Float[Tensor, "B M N"], places: Places) -> Float[Tensor, "B T D"]:
         x_BDN = frames_BMN
         for convolution in self.convolutions:
-            x_BDN = functional.gelu(convolution(x_BDN))
+            x_BDN = functional.gelu(finite(convolution(x_BDN)))
         return self.finish(x_BDN.transpose(1, 2), places)
 
     def count(self, frames_BMN: Tensor) -> int:

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.model.precision import finite
 from regard.model.settings import RotaryScaling, RotarySettings
 
 
@@ -33,10 +34,10 @@ def rotate(x_BHTE: Float[Tensor, "B H T E"], turn: Turn, layout: str = "halves")
     width = 2 * turn.cos.shape[-1]
     turned, rest = x_BHTE[..., :width], x_BHTE[..., width:]
     pairs = (turned[..., 0::2], turned[..., 1::2]) if layout == "interleaved" else turned.chunk(2, dim=-1)
-    a, b = (part.to(turn.cos.dtype) for part in pairs)
+    a, b = (part.to(torch.promote_types(x_BHTE.dtype, turn.cos.dtype)) for part in pairs)
     parts = a * turn.cos - b * turn.sin, a * turn.sin + b * turn.cos
     joined = torch.stack(parts, dim=-1).flatten(-2) if layout == "interleaved" else torch.cat(parts, dim=-1)
-    joined = joined.to(x_BHTE.dtype)
+    joined = finite(joined.to(x_BHTE.dtype))
     return torch.cat((joined, rest), dim=-1) if rest.shape[-1] else joined
 
 

@@ -79,6 +79,12 @@ class BucketSettings(Settings):
     max_distance: int = Field(128, gt=1, le=2**20)
     """All distances from here on share the last bucket."""
 
+    @model_validator(mode="after")
+    def _room(self) -> BucketSettings:
+        if self.max_distance <= self.count // 2:
+            raise ValueError(f"max_distance = {self.max_distance} should be above count / 2 = {self.count // 2}")
+        return self
+
 
 class PatchSettings(Settings):
     """Images as input (ViT; Dosovitskiy et al. 2021, arXiv 2010.11929)."""

@@ -144,14 +144,17 @@ class CausalDecoder(Output):
             real_BT: False at padding, on either side; positions count real tokens only.
             documents_BT: the text that each token belongs to, where rows are packed: nothing is seen of another one,
                 and positions begin anew. Not with a cache.
-            prefix_BT: tokens that all of their row (and document) see, also from before them. With a cache they must
-                come in one piece.
+            prefix_BT: tokens that all of their row (and document) see, also from before them: with a cache, of the
+                first chunk only.
 
         Raises:
-            ValueError: more positions than the model has, or packed rows with a cache.
+            ValueError: more positions than the model has, packed rows with a cache, or a prefix that a cache cannot
+                hold.
         """
         if cache is not None and documents_BT is not None:
             raise ValueError("packed rows are decoded whole: leave out the cache")
+        if cache is not None and prefix_BT is not None and (cache.length or cache.bound is not None):
+            raise ValueError("a prefix is seen from before it too: it comes first, into a cache without a bound")
         if cache is not None and cache.bound is not None:
             pieces = self._decode_bounded(tokens_BT, real_BT, cache, cache.bound)
             return torch.cat(pieces, dim=1)
