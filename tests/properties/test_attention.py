@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from regard.model.attention import AttentionValues, MultiHeadAttention, attentio
 from regard.model.attention import reference_attention as reference
 from regard.model.masks import Mask, causal, padding
 from regard.model.settings import ModelSettings
+from regard.model.transformer import CausalDecoder
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 dtypes = st.sampled_from(sorted(TOLERANCE, key=str))
@@ -179,6 +181,20 @@ def test_watching_changes_nothing_and_shows_weights_before_dropout(length: int, 
     assert torch.all(weights[~mask.allowed_BHTS.expand_as(weights)] == 0)
     rows = mask.allowed_BHTS.any(-1).expand(2, 2, length)
     torch.testing.assert_close(weights.sum(-1), rows.float(), atol=1e-5, rtol=0)
+
+
+def test_watching_leaves_the_gradient_of_a_learned_bias() -> None:
+    """All layers share a bias: it must not be made first by the one who looks, who needs no gradient."""
+    settings = ModelSettings(d_model=8, d_ff=8, heads=2, decoder_layers=2, positions="t5", dropout=0.0)
+    torch.manual_seed(0)
+    model = CausalDecoder(settings, 9)
+    gradients = []
+    for context in (nullcontext, lambda: watching(lambda values: None)):
+        with context():
+            total = model.logits(model.decode(torch.tensor([[3, 4, 5, 6]])))[..., 0].sum()
+        gradients.append(torch.autograd.grad(total, model.embedding.positions.weight)[0])
+    assert gradients[0].abs().max() > 0
+    assert torch.equal(*gradients)
 
 
 def test_watching_ends_with_its_block_also_after_an_error() -> None:
