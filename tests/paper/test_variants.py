@@ -109,6 +109,11 @@ def test_buckets_by_hand() -> None:
     ]
 
 
+def test_buckets_beyond_the_last_single_one_need_room() -> None:
+    with pytest.raises(ValueError, match="max_distance = 16 should be above count / 2 = 16"):
+        settings(positions="t5", buckets={"count": 32, "max_distance": 16})
+
+
 def test_rotation_by_hand() -> None:
     """Su et al. 2021, equation 34: pair i turns by position * 10000^(-2i/d)."""
     frequencies, factor = rotary.frequencies(RotarySettings(), 4)
@@ -121,6 +126,17 @@ def test_rotation_by_hand() -> None:
     torch.testing.assert_close(rotary.rotate(x, turn)[0, 0, 1], expected)
     expected = torch.tensor([c - 2 * s, s + 2 * c, 3 * d - 4 * e, 3 * e + 4 * d])
     torch.testing.assert_close(rotary.rotate(x, turn, "interleaved")[0, 0, 1], expected)
+
+
+def test_rotation_in_half_and_double_precision() -> None:
+    """A pair may turn into one dimension: sqrt(2) * 60,000 is above what float16 holds. float64 stays it."""
+    turn = rotary.turn(torch.tensor([1.0]), 1.0, torch.arange(6)[None])
+    large = rotary.rotate(torch.full((1, 1, 6, 2), 6e4).half(), turn)
+    assert large.abs().max().item() == 65_504
+    x = torch.randn(1, 1, 6, 2, dtype=torch.float64)
+    angle = torch.arange(6, dtype=torch.float64)
+    expected = x[..., 0] * angle.cos() - x[..., 1] * angle.sin()
+    torch.testing.assert_close(rotary.rotate(x, turn)[..., 0], expected, atol=2e-7, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
