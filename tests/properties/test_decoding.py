@@ -9,19 +9,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.model.attention import AttentionValues, watching
+from regard.model.positions import POSITIONS
 from regard.model.settings import ModelSettings
 from regard.model.transformer import EncoderDecoder
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
-MODELS = [
-    {"positions": positions, "norm_placement": placement, "d_key": d_key, "d_value": d_value}
-    for positions, placement, d_key, d_value in [
-        ("sinusoidal", "post", None, None),
-        ("sinusoidal", "pre", 3, 5),
-        ("learned", "post", 5, 3),
-        ("learned", "pre", None, None),
-    ]
+MODELS: list[dict[str, object]] = [
+    {"norm_placement": "post"},
+    {"norm_placement": "pre", "d_key": 3, "d_value": 5},
+    {"norm_placement": "both", "norm": "rms", "kv_heads": 1, "qk_norm": True, "feed_forward": "swiglu"},
+    *({"positions": name, "norm_placement": "pre", "d_key": 6, "d_value": 3} for name in POSITIONS),
 ]
+LIMITED = [
+    number for number, model in enumerate(MODELS) if model.get("positions", "sinusoidal") in ("sinusoidal", "learned")
+]
+"""Models whose positions end with max_length."""
 models = st.sampled_from(range(len(MODELS)))
 lengths = st.lists(st.integers(0, 7), min_size=1, max_size=4)
 
@@ -229,7 +231,7 @@ def test_cached_decoding_under_a_watcher_shows_each_step() -> None:
     assert [tuple(v.weights_BHTS.shape[2:]) for v in values[::4]] == [(1, 1), (1, 2), (1, 3)]
 
 
-@pytest.mark.parametrize("number", range(len(MODELS)))
+@pytest.mark.parametrize("number", LIMITED)
 def test_a_sequence_longer_than_the_model_is_refused_cached_or_not(number: int) -> None:
     model = build(number, max_length=6)
     memory, cache = model.encode(*sources([6])), model.new_cache()
