@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from copy import deepcopy
 from functools import cache
 from itertools import pairwise
@@ -19,10 +21,10 @@ from regard.model import fused
 from regard.model.attention import attention
 from regard.model.cache import Bound
 from regard.model.feed_forward import FEED_FORWARD
-from regard.model.masks import SPANS, self_attention_mask
+from regard.model.masks import SPANS, Mask, self_attention_mask
 from regard.model.norms import NORMS
 from regard.model.places import places
-from regard.model.positions import POSITIONS
+from regard.model.positions import POSITIONS, Bias
 from regard.model.reference import reference_attention
 from regard.model.rotary import SCALINGS
 from regard.model.settings import HeadSettings, ModelSettings
@@ -116,6 +118,19 @@ def test_reordered_and_trimmed_caches_go_on_from_there(name: str, order: list[in
 
 
 @every
+def test_padding_may_stand_anywhere_in_a_row(name: str) -> None:
+    """A later chunk of a batch may end in padding again: between real tokens."""
+    model, ids_BT = decoder(name), tokens(2, 8)
+    real_BT = torch.tensor([[1, 0, 1, 0, 0, 1, 1, 1], [0, 1, 1, 1, 0, 1, 0, 0]], dtype=torch.bool)
+    whole_BTD, cache = model.decode(ids_BT, real_BT), model.new_cache()
+    cuts = pairwise([0, 2, 3, 6, 8])
+    parts = [model.decode(ids_BT[:, start:stop], real_BT[:, start:stop], cache) for start, stop in cuts]
+    torch.testing.assert_close(torch.cat(parts, dim=1)[real_BT], whole_BTD[real_BT], **CLOSE)
+    for row, real in enumerate(real_BT):
+        torch.testing.assert_close(whole_BTD[row, real], model.decode(ids_BT[row, real][None])[0], **CLOSE)
+
+
+@every
 def test_packed_documents_are_read_as_each_alone(name: str) -> None:
     model, ids_BT = decoder(name), tokens(2, 9)
     documents_BT = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1], [4, 5, 5, 5, 5, 5, 5, 7, 7]])
@@ -161,6 +176,33 @@ def test_a_bounded_cache_gives_the_same_in_chunks_and_steps(name: str, case: tup
         torch.testing.assert_close(torch.cat(steps, 1)[row, real], alone[0], **CLOSE)
 
 
+@every
+def test_a_bounded_cache_is_a_plain_one_until_it_is_full(name: str) -> None:
+    model, ids_BT, bound = decoder(name), tokens(2, 9), Bound(sinks=2, recent=4)
+    cache, lengths = model.new_cache(bound), []
+    steps = []
+    for t in range(9):
+        steps.append(model.decode(ids_BT[:, [t]], None, cache))
+        lengths.append(cache.length)
+    assert lengths == [1, 2, 3, 4, 5, 6, 6, 6, 6]
+    whole_BTD = model.decode(ids_BT)
+    torch.testing.assert_close(torch.cat(steps[:6], dim=1), whole_BTD[:, :6], **CLOSE)
+    assert (torch.cat(steps[6:], dim=1) - whole_BTD[:, 6:]).abs().max() > 1e-4
+
+
+def test_what_a_cache_cannot_hold_is_refused() -> None:
+    model, ids_BT = decoder("positions rotary"), tokens(1, 4)
+    prefix_BT, begun = torch.ones(1, 4, dtype=torch.bool), model.new_cache()
+    model.decode(ids_BT, None, begun)
+    for held in (begun, model.new_cache(Bound())):
+        with pytest.raises(ValueError, match="a prefix is seen from before it too"):
+            model.decode(ids_BT, None, held, prefix_BT=prefix_BT)
+    with pytest.raises(ValueError, match="packed rows are decoded whole"):
+        model.decode(ids_BT, None, model.new_cache(), documents_BT=torch.zeros(1, 4, dtype=torch.long))
+    with pytest.raises(ValueError, match="holds nothing new"):
+        Bound(sinks=4, recent=0)
+
+
 def test_a_bounded_cache_keeps_the_first_and_the_latest_tokens_at_positions_of_their_own() -> None:
     """What is seen at last is a text of the sinks and the latest tokens, for a model of one layer."""
     model, bound = decoder("rotary linear", decoder_layers=1), Bound(sinks=2, recent=3)
@@ -201,22 +243,47 @@ def test_values_and_gradients_are_finite_with_padding_and_in_half_precision(name
         assert torch.isfinite(parameter.grad).all(), parameter_name
 
 
+def test_float16_inputs_and_heads_stay_finite_beyond_its_range() -> None:
+    """Convolutions, the projection of patches and the layer before a prediction, each times 50,000."""
+    torch.manual_seed(0)
+    base = TINY | {"tie": "none"}
+    sound = BidirectionalEncoder(
+        ModelSettings.model_validate(base | {"input": "frames", "norm_placement": "pre"}), None
+    )
+    image = {"input": "patches", "patches": {"height": 4, "width": 4, "size": 2}, "norm_placement": "pre"}
+    sight = BidirectionalEncoder(ModelSettings.model_validate(base | image), None)
+    text = BidirectionalEncoder(ModelSettings.model_validate(base), 30, HeadSettings(kind="masked-lm"))
+    for model, loud in ((sound, "convolutions"), (sight, "projection"), (text, "dense")):
+        for name, parameter in model.named_parameters():
+            if loud in name and "in_projection" not in name and "out_projection" not in name:
+                parameter.data *= 5e4
+        model.half()
+    assert torch.isfinite(sound.encode(torch.randn(2, 80, 8).half())).all()
+    assert torch.isfinite(sight.encode(torch.randn(2, 3, 4, 4).half())).all()
+    assert torch.isfinite(text.predict(text.encode(tokens(2, 5)))).all()
+
+
 attending = pytest.mark.parametrize(
     "name", [name for name in sorted(VARIANTS) if name.startswith(("positions", "span", "kv", "soft"))]
 )
 """Variants that change what an attention over given queries, keys and values does."""
 
 
+@pytest.fixture
+def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced, the checks of types at run time would stand in the way of FlexAttention."""
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+
+
 @attending
-@pytest.mark.parametrize("execution", ["blocks", "flex"])
+@pytest.mark.parametrize("execution", ["blocks", "blocks without gradients", "flex"])
 @pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.usefixtures("untraced")
 def test_fused_executions_are_the_reference(
     name: str, execution: str, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Masks by rule and biases by distance, a few queries at a time or all through FlexAttention."""
     monkeypatch.setattr(fused, "BLOCK_SCORES", 30)
-    # Traced, the checks of types at run time would stand in the way.
-    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     chosen = settings(name, d_key=16)
     torch.manual_seed(0)
     real_BN = torch.arange(9) >= torch.tensor([0, 3])[:, None]
@@ -229,9 +296,39 @@ def test_fused_executions_are_the_reference(
     inputs = [torch.randn(2, heads, 9, 16) for heads in (4, chosen.key_heads, chosen.key_heads)]
     softcap = chosen.attention_softcap
     expected = reference_attention(*inputs, mask, bias, softcap=softcap).output_BHTE
-    options: dict[str, Any] = {"compiled": False} if execution == "flex" else {}
-    result = getattr(fused, execution)(*inputs, mask, bias, softcap=softcap, **options)
+    if execution == "flex":
+        result = fused.flex(*inputs, mask, bias, softcap=softcap, compiled=False)
+    else:
+        with torch.set_grad_enabled(execution == "blocks"):
+            result = fused.blocks(*inputs, mask, bias, softcap=softcap)
     torch.testing.assert_close(result, expected, **CLOSE)
+
+
+@pytest.mark.usefixtures("untraced")
+def test_flex_takes_masks_and_biases_by_value_too() -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, heads, 9, 16) for heads in (4, 2, 2)]
+    for shape in ((2, 4, 9, 9), (1, 4, 9, 9), (2, 1, 1, 9)):
+        mask, bias = Mask(torch.rand(shape) < 0.5), Bias(torch.randn(shape))
+        expected = reference_attention(*inputs, mask, bias).output_BHTE
+        torch.testing.assert_close(fused.flex(*inputs, mask, bias, compiled=False), expected, **CLOSE)
+
+
+@pytest.mark.usefixtures("untraced")
+@pytest.mark.parametrize("by_rule", [True, False])
+def test_what_flex_makes_of_a_mask_goes_with_it(by_rule: bool) -> None:
+    where, x = places((1, 9)), torch.randn(1, 4, 9, 16)
+    chosen = settings("span window")
+    mask = (
+        self_attention_mask(where, where, chosen, "window", causal=True)
+        if by_rule
+        else Mask(torch.ones(1, 1, 9, 9) > 0)
+    )
+    fused.flex(x, x, x, mask, compiled=False)
+    kept = weakref.ref(mask)
+    del mask
+    gc.collect()
+    assert kept() is None
 
 
 @attending
