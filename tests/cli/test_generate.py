@@ -178,6 +178,14 @@ def test_mistakes_are_one_sentence(run: Regard, model: Path, words: list[str], m
     assert err.count("\n") == 1
 
 
+def test_the_help_has_a_flag_for_each_setting_and_examples(run: Regard):
+    status, out, _ = run("generate", "--help")
+    assert status == 0
+    for name in GenerationSettings.model_fields:
+        assert f"--{name.replace('_', '-')} " in out
+    assert 'regard generate runs/shakespeare "ROMEO:" --temperature 0.8 --seed 1' in out
+
+
 def test_a_model_of_another_kind_names_its_command(run: Regard, model: Path):
     status, out, err = run("translate", model, "two")
     assert (status, out) == (2, "")

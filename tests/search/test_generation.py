@@ -15,6 +15,7 @@ from regard.model.settings import ModelSettings
 from regard.model.transformer import CausalDecoder
 from regard.pipelines import TextGenerator
 from regard.search.decoder import CachedText
+from regard.search.settings import GenerationSettings
 from regard.search.stops import StopReader
 from regard.text.tokenizer import Tokenizer, TokenizerSettings
 
@@ -125,6 +126,11 @@ def test_stop_strings_end_the_text_before_them_across_tokens() -> None:
         assert result.best.stopped == "stop"
         pieces = list(model.stream("the dog", temperature=0, max_tokens=30, stop=(stop,)))
         assert "".join(pieces) == result.best.text
+
+
+def test_a_single_stop_string_stands_for_itself() -> None:
+    assert GenerationSettings.parse({"stop": "ab"}, "options").stop == ("ab",)
+    assert GenerationSettings.parse({"stop": ["ab", "c"]}, "options").stop == ("ab", "c")
 
 
 def test_a_reader_shows_neither_half_characters_nor_what_may_become_a_stop() -> None:

@@ -88,6 +88,16 @@ def test_the_same_tokens_stay_as_in_transformers(ours: str, theirs: str, value: 
     assert torch.equal(getattr(sampling, ours)(random_logits(), value), expected)
 
 
+@pytest.mark.parametrize("spread", [0.01, 1.0, 6.0])
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.95])
+def test_top_p_of_a_large_vocabulary_is_that_of_transformers(spread: float, share: float) -> None:
+    """Whether a few tokens have the probability together or it takes thousands."""
+    transformers = pytest.importorskip("transformers")
+    scores = torch.randn(2, 6000, generator=torch.Generator().manual_seed(1)).double() * spread
+    expected = transformers.TopPLogitsWarper(share)(None, scores.clone())
+    assert torch.equal(sampling.top_p(scores.clone(), share), expected)
+
+
 def test_temperature_is_that_of_transformers() -> None:
     transformers = pytest.importorskip("transformers")
     expected = transformers.generation.logits_process.TemperatureLogitsWarper(0.7)(None, random_logits())

@@ -34,7 +34,7 @@ def generate(
     candidates: int | None = None,
     repetition_penalty: float | None = None,
     no_repeat: int | None = None,
-    stop: Annotated[tuple[str, ...], Parameter(consume_multiple=False)] = (),
+    stop: Annotated[tuple[str, ...], Parameter(consume_multiple=False, negative="", show_default=False)] = (),
     endless: Annotated[bool, Parameter(negative="")] = False,
     sinks: int | None = None,
     recent: int | None = None,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
 
 from regard.settings import Settings
 
@@ -60,7 +62,7 @@ class GenerationSettings(Settings):
     no_repeat: int = Field(0, ge=0)
     """No so many tokens in a row occur twice, the prompt included; 0: no such rule."""
     stop: tuple[str, ...] = ()
-    """Texts that end the output, which is cut before them."""
+    """Texts that end the output, which is cut before them; a single one may stand for itself."""
     endless: bool = False
     """Go on beyond the model's length: only the first tokens and the latest are remembered (Xiao et al. 2024)."""
     sinks: int = Field(4, ge=1)
@@ -69,6 +71,11 @@ class GenerationSettings(Settings):
     """Latest tokens that it remembers; None: as many as the model's length allows."""
     batch_tokens: int = Field(16384, ge=1)
     """Budget of a batch: prompts times texts at once for each times tokens of the longest, prompt and output."""
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_or_several(cls, stop: Any) -> Any:
+        return (stop,) if isinstance(stop, str) else stop
 
     @model_validator(mode="after")
     def _possible_together(self) -> GenerationSettings:
