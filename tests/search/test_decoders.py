@@ -89,6 +89,33 @@ def test_texts_are_given_their_own_log_probability(contrast: bool) -> None:
         assert text.log_probability == pytest.approx(log_probability(model, prompt, ids), abs=1e-4)
 
 
+class Directions:
+    """All tokens are equally probable; the state of each is a direction of its own, and that of filling is 3's."""
+
+    def __init__(self, prompts_RT: Tensor) -> None:
+        self.tokens_RT = prompts_RT[:, :-1]
+
+    @property
+    def states_RTD(self) -> Tensor:
+        return torch.eye(4)[torch.where(self.tokens_RT < 0, 3, self.tokens_RT)]
+
+    def step(self, tokens_R: Tensor) -> Tensor:
+        self.tokens_RT = torch.cat((self.tokens_RT, tokens_R[:, None]), dim=1)
+        return torch.zeros(len(tokens_R), 4)
+
+    def reorder(self, rows_R: Tensor, sources_N: Tensor | None) -> None:
+        self.tokens_RT = self.tokens_RT[rows_R]
+
+
+def test_contrastive_search_takes_what_was_not_yet_there_and_filling_was_not() -> None:
+    prompts_RT = fill_left([[1, 2], [2, 1, 3]])
+    texts = [Growing(1), Growing(2)]
+    ban = Ban((END,))
+    for _ in contrast_step_by_step(Directions(prompts_RT), prompts_RT, texts, 0.5, 4, end=END, processors=[ban]):
+        pass
+    assert [text.ids for text in texts] == [[3], [1, 1]]
+
+
 def grow(model: CausalDecoder, prompts_RT: Tensor, texts: list[Growing], contrast: bool) -> list[int]:
     """Let texts grow; how many rows each pass through the model had."""
     rows: list[int] = []

@@ -187,6 +187,25 @@ def test_control_tokens_are_never_written(name: str) -> None:
     assert not set(result.best.ids) & {TOKENIZER.pad, TOKENIZER.bos, TOKENIZER.unk}
 
 
+def test_each_prompt_has_chances_of_its_own() -> None:
+    """Two prompts after which all is equally probable are not continued alike."""
+    model = constant(TOKENIZER.eos)
+    assert isinstance(model.model, Constant)
+    model.model.answer_V[:] = 0.0
+    one, other = model.results(["the dog", "two men"], seed=1, min_tokens=8, max_tokens=8)
+    assert one.best.ids != other.best.ids
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"beam": 2}])
+def test_where_no_token_is_allowed_the_text_is_blocked(options: dict[str, Any]) -> None:
+    (result,) = generator(max_length=1000).results("the", no_repeat=1, min_tokens=500, max_tokens=500, **options)
+    assert result.best.stopped == "blocked"
+    assert not result.best.finished
+    written = {*TOKENIZER.encode(["the"])[0], *result.best.ids}
+    assert len(result.best.ids) == len(set(result.best.ids)) < 500
+    assert written == {*range(TOKENIZER.size)} - {*TOKENIZER.forbidden, TOKENIZER.eos}
+
+
 def test_a_text_that_is_done_costs_nothing() -> None:
     letter = TOKENIZER.encode(["a"])[0][-1]
     model = constant(letter)

@@ -40,6 +40,7 @@ def test_what_fills_a_row_up_has_not_occurred() -> None:
     ("size", "tokens", "forbidden"),
     [
         (1, (0, 2), {0, 2}),
+        (1, (NOTHING, 0), {0}),
         (2, (0, 1, 2, 0), {1}),
         (2, (0, 1, 0, 2, 0), {1, 2}),
         (2, (0, 0), {0}),

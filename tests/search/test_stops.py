@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from regard.search.stops import StopReader
@@ -36,6 +36,7 @@ def cut(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:
 
 
 @given(st.text("abé好", max_size=12), st.lists(st.text("abé好", min_size=1, max_size=4), max_size=3).map(tuple))
+@example("aab", ("b", "ab"))
 def test_text_ends_where_a_stop_string_is_first_whole(text: str, stops: tuple[str, ...]) -> None:
     expected, stopped = cut(text, stops)
     shown, found = pieces(byte_by_byte(text), *stops, prompt="x")
@@ -49,6 +50,14 @@ def test_the_borders_of_tokens_do_not_matter(text: str, stops: tuple[str, ...]) 
     (ids,) = TOKENIZER.encode([text])
     one, other = pieces(ids, *stops), pieces(byte_by_byte(" " + text), *stops)
     assert ("".join(one[0]), one[1]) == ("".join(other[0]), other[1])
+
+
+def test_of_several_stop_strings_in_one_token_the_first_counts() -> None:
+    (token,) = (number for number in range(260, TOKENIZER.size) if TOKENIZER.bytes_of(number) == b" dog")
+    for stops in (("g", "o"), ("o", "g"), ("og", "do")):
+        expected = cut(" dog", stops)
+        shown, stopped = pieces([token], *stops, prompt="x")
+        assert ("".join(shown), stopped) == expected
 
 
 def test_what_may_still_become_a_stop_string_is_held_back() -> None:
