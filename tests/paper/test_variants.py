@@ -20,10 +20,12 @@ from regard.model.rotary import SCALINGS
 from regard.model.settings import ModelSettings, RotarySettings
 from regard.model.transformer import BidirectionalEncoder, CausalDecoder
 
+ABSOLUTE = sorted(
+    name for name, scheme in POSITIONS.items() if not (scheme.has_turn or scheme.has_bias or name == "none")
+)
 RELATIVE: dict[str, dict[str, Any]] = {
-    "alibi": {"positions": "alibi"},
-    "t5": {"positions": "t5", "buckets": {"count": 8, "max_distance": 16}},
-    "rotary": {"positions": "rotary"},
+    **{name: {"positions": name} for name in POSITIONS if name not in (*ABSOLUTE, "none")},
+    "t5 of few buckets": {"positions": "t5", "buckets": {"count": 8, "max_distance": 16}},
     "rotary in pairs": {"positions": "rotary", "rotary": {"layout": "interleaved", "fraction": 0.5}},
     **{
         f"rotary {kind}": {
@@ -76,7 +78,7 @@ def test_relative_schemes_see_distances_only(name: str, shift: int) -> None:
     )
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+@pytest.mark.parametrize("positions", ABSOLUTE)
 def test_absolute_schemes_see_where_a_text_begins(positions: str) -> None:
     scheme, zeros = POSITIONS[positions](settings(positions=positions)), torch.zeros(1, 6, 16)
     assert not torch.allclose(scheme(zeros, run(0, 6)), scheme(zeros, run(3, 6)), atol=1e-2)
@@ -137,6 +139,7 @@ def test_rotation_in_half_and_double_precision() -> None:
     angle = torch.arange(6, dtype=torch.float64)
     expected = x[..., 0] * angle.cos() - x[..., 1] * angle.sin()
     torch.testing.assert_close(rotary.rotate(x, turn)[..., 0], expected, atol=2e-7, rtol=0)
+    assert torch.equal(rotary.rotate(x, turn)[:, :, 0], x[:, :, 0])  # position 0 turns nothing
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
