@@ -242,3 +242,102 @@ def test_what_is_missing_or_damaged_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"has no tokenizer\.json; write one"):
         read_hub_tokenizer(tmp_path)
+
+
+def whisper(directory: Path, *, multilingual: bool) -> Backend:
+    backend, _, _ = byte_level("gpt2")
+    languages = ["<|en|>", "<|de|>", "<|transcribe|>", "<|translate|>"] if multilingual else []
+    backend.add_special_tokens(["<|startoftranscript|>", *languages, "<|notimestamps|>"])
+    backend.save(str(directory / "tokenizer.json"))
+    start, size = backend.token_to_id("<|startoftranscript|>"), backend.get_vocab_size()
+    config = {"model_type": "whisper", "decoder_start_token_id": start, "vocab_size": size, "eos_token_id": 0}
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    generation = {"is_multilingual": multilingual, "suppress_tokens": [5, 9, -1], "eos_token_id": 0}
+    (directory / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
+    return backend
+
+
+def test_whisper_is_told_language_and_task(tmp_path: Path) -> None:
+    backend = whisper(tmp_path, multilingual=True)
+    pair = read_hub_tokenizer(tmp_path, None, "de")
+    words = ["<|startoftranscript|>", "<|de|>", "<|transcribe|>", "<|notimestamps|>"]
+    assert [backend.id_to_token(number) for number in pair.target_begin] == words
+    assert {5, 9} <= set(pair.target.forbidden)
+    assert backend.id_to_token(read_hub_tokenizer(tmp_path).target_begin[1]) == "<|en|>"
+    with pytest.raises(UserError, match="does not know the target language xx"):
+        read_hub_tokenizer(tmp_path, None, "xx")
+
+
+def test_whisper_of_one_language_is_told_the_start_only(tmp_path: Path) -> None:
+    backend = whisper(tmp_path, multilingual=False)
+    begin = [backend.id_to_token(number) for number in read_hub_tokenizer(tmp_path).target_begin]
+    assert begin == ["<|startoftranscript|>", "<|notimestamps|>"]
+
+
+def test_what_a_file_would_cut_off_or_fill_up_stays_as_it_is(tmp_path: Path) -> None:
+    """Sentence encoders store a fixed length, to which the library pads and cuts every text by itself."""
+    write(tmp_path, "bert")
+    before = read_hub_tokenizer(tmp_path).source
+    backend = Backend.from_file(str(tmp_path / "tokenizer.json"))
+    backend.enable_padding(length=8)
+    backend.enable_truncation(4)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    after = read_hub_tokenizer(tmp_path).source
+    assert after.frames == before.frames
+    assert after.encode(TEXTS) == before.encode(TEXTS)
+
+
+def test_what_the_search_is_told_goes_before_the_model(tmp_path: Path) -> None:
+    """generation_config.json is what transformers searches with; its lists of ends are led by that of the tokenizer."""
+    write(tmp_path, "bart")
+    generation = {"decoder_start_token_id": 0, "forced_bos_token_id": None, "eos_token_id": [7, 2]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
+    pair = read_hub_tokenizer(tmp_path)
+    assert (pair.target_begin, pair.target_end) == ((0,), 2)
+
+
+def test_ids_that_the_model_lacks_do_not_come_out(tmp_path: Path) -> None:
+    """A token added for padding, for which the model was not enlarged, and a model larger than its vocabulary."""
+    theirs = write(tmp_path, "llama")
+    theirs.add_special_tokens({"pad_token": "[PAD]"})
+    theirs.save_pretrained(tmp_path)
+    ours = read_hub_tokenizer(tmp_path).source
+    assert ours.pad == ours.eos
+    assert ours.size == len(theirs) - 1
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8")) | {"vocab_size": len(theirs) + 5}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    ours = read_hub_tokenizer(tmp_path).source
+    assert (ours.size, ours.pad) == (len(theirs) + 5, theirs.pad_token_id)
+    assert ours.decode([[ours.size - 1]]) == [""]
+    assert ours.pieces([ours.size - 1]) == [f"<{ours.size - 1}>"]
+
+
+def test_text_that_looks_special_is_text_to_transformers_too(tmp_path: Path) -> None:
+    ours = Tokenizer.learn(CORPUS, TokenizerSettings(size=300, mask=True))
+    write_hub_tokenizer(tmp_path, TokenizerPair(ours, ours))
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    text = "<s> a</s>b <pad><mask> <unk>"
+    assert theirs(text, add_special_tokens=False)["input_ids"] == ours.encode([text])[0]
+
+
+def test_two_tokenizers_have_no_place_there(tmp_path: Path) -> None:
+    pair = [Tokenizer.learn(CORPUS, TokenizerSettings(size=size)) for size in (300, 310)]
+    with pytest.raises(UserError, match="convert without the tokenizer"):
+        write_hub_tokenizer(tmp_path, TokenizerPair(*pair))
+    assert not any(tmp_path.iterdir())
+
+
+def test_old_bert_files_need_no_names(tmp_path: Path) -> None:
+    """The first BERT directories have vocab.txt and config.json, and a class that knows the rest."""
+    write(tmp_path, "bert")
+    expected = read_hub_tokenizer(tmp_path).source
+    vocabulary = Backend.from_file(str(tmp_path / "tokenizer.json")).get_vocab()
+    for path in tmp_path.glob("*token*"):
+        path.unlink()
+    (tmp_path / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=vocabulary.__getitem__)) + "\n", "utf-8")
+    found = read_hub_tokenizer(tmp_path).source
+    assert found.frames == expected.frames
+    assert found.encode([*TEXTS, "[MASK] [SEP]"]) == expected.encode([*TEXTS, "[MASK] [SEP]"])
+    names = ("pad", "bos", "eos", "unk", "mask")
+    assert [getattr(found, name) for name in names] == [getattr(expected, name) for name in names]
+    assert found.decode([[found.bos, *found.encode(["the fox"])[0], found.eos]]) == ["the fox"]

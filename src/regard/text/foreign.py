@@ -3,59 +3,35 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from regard.errors import UserError
+from regard.text.hub import TOKENIZER, TOKENIZER_CONFIG, Files, Hub, document, read_object
 from regard.text.lines import atomic_write
+from regard.text.sentencepieces import read_pieces
 from regard.text.tokenizer import Control, Frames, TokenizerPair
-from regard.text.vocabulary import Document
 from regard.text.wrapped import WrappedTokenizer, Wrapping
+
+log = logging.getLogger("regard")
 
 Family = Literal["encoder-decoder", "causal-decoder", "encoder"]
 
-TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-ROLES = ("pad", "bos", "eos", "unk", "mask", "cls", "sep")
-
 _MANY_LANGUAGES = ("mbart", "m2m_100")
 _DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
+_FRAMED = {"bert": ("cls", "sep"), "roberta": ("bos", "eos"), "xlm-roberta": ("bos", "eos"), "bart": ("bos", "eos")}
+"""What stands around a text of models whose older files leave it to the class that reads them."""
 
-
-@dataclass(frozen=True)
-class Hub:
-    """What the files of a directory say."""
-
-    directory: Path
-    config: dict[str, Any]
-    document: Document
-    names: dict[str, str]
-    """The special token of each role."""
-    ids: dict[str, int]
-    """Numbers that the configuration gives: pad_token_id and so on."""
-
-    def number(self, role: str) -> int | None:
-        """The id of a role: by its token, or by the configuration."""
-        name = self.names.get(role)
-        found = None if name is None else self.id_of(name)
-        return self.ids.get(f"{role}_token_id") if found is None else found
-
-    def id_of(self, token: str) -> int | None:
-        """The id of a token of the vocabulary."""
-        number: int | None = Backend.from_str(json.dumps(self.document)).token_to_id(token)
-        return number
-
-    def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What the tokenizer puts before and after a text by itself."""
-        encoding = Backend.from_str(json.dumps(self.document)).encode("a")
-        special = encoding.special_tokens_mask
-        before = special.index(0) if 0 in special else len(special)
-        after = special[::-1].index(0) if 0 in special else 0
-        return tuple(encoding.ids[:before]), tuple(encoding.ids[len(special) - after :])
+_M2M_LANGUAGES = (
+    "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu hy "
+    "id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru "
+    "sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu"
+)
+"""Those of M2M100 in the order of their ids (Fan et al. 2020, arXiv 2010.11125), where the files do not name them."""
 
 
 def read_hub_tokenizer(
@@ -67,18 +43,21 @@ def read_hub_tokenizer(
 
     Args:
         source_language, target_language: for a model of many languages, as it names them (`en_XX`, `eng_Latn`, `en`,
-            `fra` of `>>fra<<`).
+            `fra` of `>>fra<<`). Whisper writes English unless another target is given.
 
     Raises:
         UserError: files are missing or damaged, or a language is unknown or needed.
     """
-    config = _json(directory / "config.json")
     try:
-        if config.get("model_type") == "marian" and not (directory / TOKENIZER).exists():
-            return _marian(directory, config, target_language)
-        hub = _hub(directory, config, _document(directory))
-        frames = _frames(hub, source_language, target_language)
-        tokenizer = _wrap(hub, frames)
+        files = Files.read(directory)
+        if files.kind == "marian" and not (directory / TOKENIZER).exists():
+            return _marian(files, target_language)
+        sealed: list[int] = []
+        if files.kind == "m2m_100" and not (directory / TOKENIZER).exists():
+            hub, sealed = _m2m(files)
+        else:
+            hub = Hub(files, document(files))
+        tokenizer = _wrap(hub, _frames(hub, source_language, target_language), sealed)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{directory}: the tokenizer is damaged ({error!r}); fetch the directory again") from None
     return TokenizerPair(tokenizer, tokenizer)
@@ -91,91 +70,57 @@ def write_hub_tokenizer(directory: Path, tokenizers: TokenizerPair, family: Fami
         UserError: the two sides have different tokenizers, for which that format has no place.
     """
     if not tokenizers.joint:
-        raise UserError("the source and the target have different tokenizers, for which that format has no place")
-    tokenizer = tokenizers.source
-    document = dict(tokenizer.wrapping.tokenizer if isinstance(tokenizer, WrappedTokenizer) else tokenizer.document)
-    names = {role: _name(document, getattr(tokenizer, role)) for role in ("pad", "bos", "eos", "unk", "mask")}
-    frames = tokenizer.frames
-    around = {
+        raise UserError(
+            "the source and the target have different tokenizers, for which the format of transformers has no place; "
+            "convert without the tokenizer"
+        )
+    tokenizer, frames = tokenizers.source, tokenizers.source.frames
+    foreign = isinstance(tokenizer, WrappedTokenizer)
+    content = dict(tokenizer.wrapping.tokenizer if isinstance(tokenizer, WrappedTokenizer) else tokenizer.document)
+    backend = Backend.from_str(json.dumps(content))
+    begin, end = {
         "encoder-decoder": (frames.source_begin, frames.source_end),
         "causal-decoder": (frames.begin, ()),
         "encoder": (frames.begin, frames.end),
     }[family]
-    document["post_processor"] = _template(document, *around)
-    config: dict[str, Any] = {f"{role}_token": name for role, name in names.items() if name is not None}
+    content["post_processor"] = _template(backend, begin, end)
+    ids = {role: getattr(tokenizer, role) for role in ("pad", "bos", "eos", "unk", "mask")}
+    config: dict[str, Any] = {f"{role}_token": backend.id_to_token(n) for role, n in ids.items() if n is not None}
     if family == "encoder":  # the names by which encoders know the same two
         config |= {"cls_token": config.get("bos_token"), "sep_token": config.get("eos_token")}
+    elif not foreign:  # an encoder's users write the mask into a text; to others, text that looks special is text
+        config["split_special_tokens"] = True
     config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    for name, content in ((TOKENIZER, document), (TOKENIZER_CONFIG, config)):
+    for name, values in ((TOKENIZER, content), (TOKENIZER_CONFIG, config)):
         with atomic_write(directory / name) as file:
-            file.write(json.dumps(content, ensure_ascii=False, indent=1).encode("utf-8") + b"\n")
-
-
-def _hub(directory: Path, config: dict[str, Any], document: Document) -> Hub:
-    names: dict[str, str] = {}
-    for file in ("special_tokens_map.json", TOKENIZER_CONFIG):
-        values = _json(directory / file, missing={})
-        for role in ROLES:
-            token = values.get(f"{role}_token")
-            token = token.get("content") if isinstance(token, dict) else token
-            if isinstance(token, str):
-                names[role] = token
-    ids: dict[str, int] = {}
-    for values in (_json(directory / "generation_config.json", missing={}), config):
-        for key, value in values.items():
-            number = value[0] if isinstance(value, list) and value else value
-            if key.endswith("_token_id") and isinstance(number, int):
-                ids[key] = number
-    return Hub(directory, config, document, names, ids)
-
-
-def _document(directory: Path) -> Document:
-    """The library's document: as it stands there, or made from the files that came before it."""
-    if (directory / TOKENIZER).exists():
-        return _json(directory / TOKENIZER)
-    vocabulary, merges = directory / "vocab.json", directory / "merges.txt"
-    if vocabulary.exists() and merges.exists():
-        backend = Backend(models.BPE.from_file(str(vocabulary), str(merges)))
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.decoder = decoders.ByteLevel()
-    elif (directory / "vocab.txt").exists():
-        backend = Backend(models.WordPiece.from_file(str(directory / "vocab.txt"), unk_token="[UNK]"))
-        lower = bool(_json(directory / TOKENIZER_CONFIG, missing={}).get("do_lower_case", True))
-        backend.normalizer = normalizers.BertNormalizer(lowercase=lower)
-        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        backend.decoder = decoders.WordPiece()
-    else:
-        raise UserError(
-            f"{directory}: has no {TOKENIZER}; write one with transformers "
-            "(AutoTokenizer.from_pretrained(...).save_pretrained(...)), or convert without the tokenizer"
-        )
-    document: Document = json.loads(backend.to_str())
-    return document
+            file.write(json.dumps(values, ensure_ascii=False, indent=1).encode("utf-8") + b"\n")
 
 
 def _frames(hub: Hub, source_language: str | None, target_language: str | None) -> Frames:
-    begin, end = hub.frame()
-    kind = hub.config.get("model_type", "")
-    if not (begin or end) and kind in ("bert", "roberta", "xlm-roberta", "bart"):  # files older than the library's
-        first, last = (("bos", "eos"), ("cls", "sep"))[kind == "bert"]
-        begin, end = (_needed(hub, first),), (_needed(hub, last),)
-    added = _json(hub.directory / TOKENIZER_CONFIG, missing={}).get("add_bos_token")
-    bos = hub.number("bos")
-    if added is not None and bos is not None and kind in _DECODERS:
+    files, (begin, end) = hub.files, hub.frame()
+    eos, bos = _end(hub), hub.role("bos")
+    if not (begin or end) and files.kind in _FRAMED:
+        first, last = _FRAMED[files.kind]
+        begin, end = (hub.needed(hub.names[first]),), (hub.needed(hub.names[last]),)
+    added = files.tokenizer.get("add_bos_token")
+    if added is not None and bos is not None and files.kind in _DECODERS:
         begin = (bos,) if added else ()
-    eos = _end(hub)
-    start = hub.ids.get("decoder_start_token_id", eos if kind in ("bart", *_MANY_LANGUAGES) or bos is None else bos)
-    forced = hub.ids.get("forced_bos_token_id")
-    target_begin = (start,) if forced is None else (start, forced)
-    source_begin, source_end = begin, end
-    if kind in _MANY_LANGUAGES:
-        source, target = (_language(hub, name, side) for name, side in _sides(source_language, target_language))
+    source_begin, source_end, target_begin = begin, end, _target_begin(hub, bos, eos)
+    if files.kind in _MANY_LANGUAGES:
+        source, target = (
+            _language(hub, name, side) for name, side in ((source_language, "source"), (target_language, "target"))
+        )
         after = bool(end) and end[-1] != eos  # mBART 25 and the first NLLB: the language after the text
         source_begin, source_end = ((), (eos, source)) if after else ((source,), (eos,))
-        target_begin = (start, target) if start != target else (target,)
+        # A model that was fine-tuned for one language may name that as the beginning, and mBART 25 has no other.
+        start = files.number("decoder_start_token_id")
+        start = (None if after and files.kind == "mbart" else eos) if start is None else start
+        target_begin = (target,) if start is None or start in _languages(hub).values() else (start, target)
+    elif files.kind == "whisper":
+        source_begin, source_end, target_begin = (), (), _whisper_begin(hub, target_begin[0], target_language)
     return Frames(
         begin=begin,
-        end=() if kind in _DECODERS else end,
+        end=() if files.kind in _DECODERS else end,
         source_begin=source_begin,
         source_end=source_end,
         target_begin=target_begin,
@@ -183,157 +128,134 @@ def _frames(hub: Hub, source_language: str | None, target_language: str | None) 
     )
 
 
-def _sides(source: str | None, target: str | None) -> Iterable[tuple[str | None, str]]:
-    return ((source, "source"), (target, "target"))
+def _target_begin(hub: Hub, bos: int | None, eos: int) -> tuple[int, ...]:
+    start, forced = hub.files.number("decoder_start_token_id"), hub.files.number("forced_bos_token_id")
+    if start is None:
+        start = eos if hub.files.kind == "bart" or bos is None else bos
+    return (start,) if forced is None else (start, forced)
+
+
+def _whisper_begin(hub: Hub, start: int, language: str | None) -> tuple[int, ...]:
+    """Start, language and task where the model has several, no times (Radford et al. 2022, arXiv 2212.04356, 2.3)."""
+    begin = [start]
+    if hub.files.config.get("is_multilingual", hub.id_of("<|de|>") is not None):
+        if language is None:
+            log.warning("%s: writes English; --target-language names another language", hub.files.directory)
+        number = hub.id_of(f"<|{language or 'en'}|>")
+        if number is None:
+            raise UserError(f"{hub.files.directory}: does not know the target language {language}; give one such as de")
+        begin += [number, hub.needed("<|transcribe|>")]
+    times = hub.id_of("<|notimestamps|>")
+    return (*begin, *([] if times is None else [times]))
 
 
 def _language(hub: Hub, name: str | None, side: str) -> int:
     """The id of a language of a model of many."""
-    special = [token["content"] for token in hub.document.get("added_tokens", ())]
-    if hub.config.get("model_type") == "marian":
-        special = [piece for piece, _ in hub.document["model"]["vocab"] if piece.startswith(">>")]
-    known = [token for token in special if "_" in token.strip("_") or token.startswith(("__", ">>"))]
-    some = f"such as {', '.join(known[:5])}" if known else "as its vocabulary names it"
+    known = _languages(hub)
+    some = f"such as {', '.join(list(known)[:5])}" if known else "as its vocabulary names it"
     if name is None:
-        raise UserError(f"{hub.directory}: translates many languages; give --{side}-language, {some}")
+        raise UserError(f"{hub.files.directory}: translates many languages; give --{side}-language, {some}")
     for spelled in (f"__{name}__", f">>{name.strip('<>')}<<", name):
-        number = hub.id_of(spelled)
-        if spelled in special and number is not None:
-            return number
-    raise UserError(f"{hub.directory}: does not know the {side} language {name}; give one {some}")
+        if spelled in known:
+            return known[spelled]
+    raise UserError(f"{hub.files.directory}: does not know the {side} language {name}; give one {some}")
+
+
+def _languages(hub: Hub) -> dict[str, int]:
+    """The tokens of languages and their ids: >>fra<<, __fr__, fr_XX, fra_Latn."""
+    if hub.files.kind == "marian":
+        pieces: Iterable[str] = hub.backend.get_vocab()
+        tokens = sorted(piece for piece in pieces if piece.startswith(">>") and piece.endswith("<<"))
+    else:
+        tokens = [token["content"] for token in hub.document.get("added_tokens") or ()]
+        tokens = [token for token in tokens if token.startswith("__") or "_" in token.strip("_")]
+    return {token: number for token in tokens if (number := hub.id_of(token)) is not None}
 
 
 def _end(hub: Hub) -> int:
-    named = (hub.id_of(name) for name in ("[SEP]", "</s>"))
-    for number in (hub.number("eos"), hub.number("sep"), *named):
+    for number in (hub.role("eos"), hub.role("sep"), hub.id_of("[SEP]"), hub.id_of("</s>")):
         if number is not None:
             return number
-    raise UserError(f"{hub.directory}: names no token that ends a text; convert without the tokenizer")
+    raise UserError(f"{hub.files.directory}: names no token that ends a text; convert without the tokenizer")
 
 
-def _needed(hub: Hub, role: str) -> int:
-    defaults = {"bos": "<s>", "eos": "</s>", "cls": "[CLS]", "sep": "[SEP]"}
-    number = hub.number(role)
-    number = hub.id_of(defaults[role]) if number is None else number
-    if number is None:
-        raise UserError(f"{hub.directory}: the vocabulary has no {defaults[role]}; convert without the tokenizer")
-    return number
-
-
-def _wrap(
-    hub: Hub, frames: Frames, sealed: Iterable[int] = (), size: int | None = None, mask_name: str = "[MASK]"
-) -> WrappedTokenizer:
-    eos = _end(hub)
-    pad, mask = hub.number("pad"), hub.number("mask")
-    if mask is None:
-        mask = next((n for n in map(hub.id_of, (mask_name, "<mask>")) if n is not None), None)
-    bos = hub.number("bos")
-    bos = hub.number("cls") if bos is None else bos
-    control = Control(pad=eos if pad is None else pad, bos=bos, eos=eos, unk=hub.number("unk"), mask=mask)
-    special = {token["id"] for token in hub.document.get("added_tokens", ()) if token.get("special")}
-    special |= {number for number in (pad, bos, mask, eos, hub.number("sep")) if number is not None}
-    special |= {number for number in frames.target_begin if _in_vocabulary(hub, number)}
-    vocabulary = hub.config.get("vocab_size") or Backend.from_str(json.dumps(hub.document)).get_vocab_size()
-    size = size or int(vocabulary)
-    forbidden = {number for number in (pad, bos, mask) if number is not None} - {eos}
-    return WrappedTokenizer(
-        Wrapping(
-            control=control,
-            frames=frames,
-            size=size,
-            special=tuple(sorted(number for number in special if number < size)),
-            sealed=tuple(sorted(sealed)),
-            forbidden=tuple(sorted(forbidden)),
-            tokenizer=hub.document,
-        )
+def _wrap(hub: Hub, frames: Frames, sealed: Iterable[int] = ()) -> WrappedTokenizer:
+    eos, bos, pad, mask = frames.target_end, hub.role("bos"), hub.role("pad"), hub.role("mask")
+    control = Control(
+        pad=eos if pad is None else pad,
+        bos=hub.role("cls") if bos is None else bos,
+        eos=eos,
+        unk=hub.role("unk"),
+        mask=mask,
     )
+    special = {*hub.special(), *frames.target_begin, eos}
+    forbidden = {number for number in (pad, bos, mask, *_suppressed(hub.files)) if number is not None} - {eos}
+
+    def within(numbers: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted(number for number in numbers if number < hub.size))
+
+    wrapping = Wrapping(
+        control=control,
+        frames=frames,
+        size=hub.size,
+        special=within(special),
+        sealed=within(sealed),
+        forbidden=within(forbidden),
+        tokenizer=hub.document,
+    )
+    try:
+        return WrappedTokenizer(wrapping)
+    except UserError as error:
+        raise UserError(f"{hub.files.directory}: {error}") from None
 
 
-def _in_vocabulary(hub: Hub, number: int) -> bool:
-    return number < int(hub.config.get("vocab_size", number + 1))
+def _suppressed(files: Files) -> list[int]:
+    """The ids that the directory forbids to a search."""
+    words = [word for word in files.config.get("bad_words_ids") or () if len(word) == 1]
+    numbers = [*(files.config.get("suppress_tokens") or ()), *(word[0] for word in words)]
+    return [number for number in numbers if number >= 0]  # -1 stands for a list of the library that is not ours
 
 
-def _marian(directory: Path, config: dict[str, Any], language: str | None) -> TokenizerPair:
-    """Marian has one list of pieces for two unigram models, one of each side."""
-    vocabulary = _json(directory / "vocab.json")
-    size = int(config["vocab_size"])
+def _marian(files: Files, language: str | None) -> TokenizerPair:
+    """Marian has a model of pieces for each side, and one list of pieces or two."""
     pair = []
-    for side in ("source", "target"):
-        document, sealed = _unigram(directory / f"{side}.spm", vocabulary, size)
-        hub = _hub(directory, config, document)
-        hub = Hub(directory, config, document, {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}, hub.ids)
+    for side, name in (("source", "vocab.json"), ("target", "target_vocab.json")):
+        own = files.directory / name
+        numbers = read_object(own if own.exists() else files.directory / "vocab.json")
+        names = files.names()
+        size, special = files.number("vocab_size"), list(names.values())
+        cut, sealed = read_pieces(files.directory / f"{side}.spm", numbers, size, names["unk"], special)
+        hub = Hub(files, cut)
         eos = _end(hub)
-        begin: tuple[int, ...] = ()
-        if language is not None:
-            begin = (_language(hub, language, "target"),)
+        start = files.number("decoder_start_token_id")
         frames = Frames(
             begin=(),
             end=(eos,),
-            source_begin=begin,
+            source_begin=() if language is None or side == "target" else (_language(hub, language, "target"),),
             source_end=(eos,),
-            target_begin=(hub.ids.get("decoder_start_token_id", size - 1),),
+            target_begin=(hub.needed(names["pad"]) if start is None else start,),
             target_end=eos,
         )
-        pair.append(_wrap(hub, frames, sealed, size))
+        pair.append(_wrap(hub, frames, sealed))
     return TokenizerPair(*pair)
 
 
-def _unigram(path: Path, vocabulary: dict[str, int], size: int) -> tuple[Document, list[int]]:
-    """The library's document for a SentencePiece model whose pieces have other ids; and ids that it does not know."""
-    try:
-        from sentencepiece import sentencepiece_model_pb2 as format_of
-    except ImportError:
-        raise UserError(f"{path}: needs two more packages to be read: pip install sentencepiece protobuf") from None
-    model = format_of.ModelProto()  # type: ignore[attr-defined]
-    try:
-        model.ParseFromString(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except Exception as error:  # protobuf has a class of its own for it, in a place that moves
-        raise UserError(f"{path}: is no SentencePiece model ({error}); fetch it again") from None
-    scores = {piece.piece: piece.score for piece in model.pieces}
-    lowest = min(scores.values(), default=0.0)
-    entries: list[tuple[str, float]] = [(f"<unused {number}>", lowest) for number in range(size)]
-    sealed = set(range(size))
-    for piece, number in vocabulary.items():
-        entries[number] = piece, scores.get(piece, lowest)
-        if piece in scores:
-            sealed.discard(number)
-    backend = Backend(models.Unigram(entries, unk_id=vocabulary["<unk>"], byte_fallback=False))
-    steps: list[Any] = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    if model.normalizer_spec.precompiled_charsmap:
-        steps.insert(0, normalizers.Precompiled(model.normalizer_spec.precompiled_charsmap))
-    backend.normalizer = normalizers.Sequence(steps)
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    backend.decoder = decoders.Metaspace()
-    return json.loads(backend.to_str()), sorted(sealed - {vocabulary["<unk>"], vocabulary["</s>"]})
+def _m2m(files: Files) -> tuple[Hub, list[int]]:
+    """M2M100: one model of pieces, whose list the languages follow."""
+    names = files.names()
+    numbers = read_object(files.directory / "vocab.json")
+    languages = files.further() or [f"__{code}__" for code in _M2M_LANGUAGES.split()]
+    special = list(dict.fromkeys([*names.values(), *languages]))
+    path, size = files.directory / "sentencepiece.bpe.model", files.number("vocab_size")
+    cut, sealed = read_pieces(path, numbers, size, names["unk"], special)
+    return Hub(files, cut), sealed
 
 
-def _json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A JSON object from a file."""
-    if missing is not None and not path.exists():
-        return missing
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: is not valid JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: should hold a JSON object")
-    return values
-
-
-def _name(document: Document, number: int | None) -> str | None:
-    """How the vocabulary spells an id."""
-    return None if number is None else Backend.from_str(json.dumps(document)).id_to_token(number)
-
-
-def _template(document: Document, begin: tuple[int, ...], end: tuple[int, ...]) -> dict[str, Any] | None:
+def _template(backend: Backend, begin: tuple[int, ...], end: tuple[int, ...]) -> dict[str, Any] | None:
     """The library's post-processor that puts these ids around a text."""
     if not (begin or end):
         return None
-    names = {number: _name(document, number) or "" for number in (*begin, *end)}
+    names = {number: backend.id_to_token(number) for number in (*begin, *end)}
 
     def around(identifier: str) -> list[dict[str, Any]]:
         def tokens(numbers: tuple[int, ...]) -> list[dict[str, Any]]:

@@ -63,10 +63,11 @@ class WrappedTokenizer(Tokenizer):
         decoders = _types(wrapping.tokenizer.get("decoder"))
         self._byte_level = "ByteLevel" in decoders
         self._byte_fallback = "ByteFallback" in decoders
-        self._overflows = self._plain.get_vocab_size(with_added_tokens=True) > self.size
+        self._overflows = max(self._plain.get_vocab().values(), default=0) >= self.size
         if self._overflows and self.unk is None:
             raise UserError(f"the vocabulary has more pieces than the {self.size} of the model, and no unknown piece")
         _check_ids(wrapping)
+        self._check_pieces()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return WrappedTokenizer, (self.wrapping,)
@@ -82,6 +83,8 @@ class WrappedTokenizer(Tokenizer):
         except TypeError:
             refuse_surrogates(texts)
             raise
+        except Exception as error:  # the library has no narrower class
+            raise UserError(f"the tokenizer cannot cut this text: {error}; it is damaged") from None
         rows = [encoding.ids for encoding in encodings]
         if self._overflows and self.unk is not None:
             rows = [[number if number < self.size else self.unk for number in row] for row in rows]
@@ -114,6 +117,22 @@ class WrappedTokenizer(Tokenizer):
     def open_ended(self, number: int) -> bool:
         """Whether what follows decides how this id reads: a byte of a run that may turn out to be no character."""
         return self._byte_fallback and bool(_BYTE_PIECE.fullmatch(self._piece(number)))
+
+    def _check_pieces(self) -> None:
+        """The library numbers added tokens anew where the numbers of a file are not its own."""
+        document = self.wrapping.tokenizer
+        moved = [
+            token["content"]
+            for token in document.get("added_tokens") or ()
+            if self._plain.token_to_id(token["content"]) != token["id"]
+        ]
+        if moved:
+            raise UserError(f"the added tokens {', '.join(map(repr, moved[:5]))} do not have the ids that it states")
+        if self._plain.id_to_token(self.eos) is None:
+            raise UserError(f"the vocabulary has no piece {self.eos}, which should end a text")
+        model = document["model"]
+        if model.get("type") == "WordPiece" and model["unk_token"] not in model["vocab"]:
+            raise UserError(f"the vocabulary has no {model['unk_token']}, which its unknown words need")
 
     def _with_text(self, row: Iterable[int]) -> list[int]:
         return [number for number in row if self.has_text(number)]
