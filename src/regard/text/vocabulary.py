@@ -315,5 +315,6 @@ def _sound(document: Document) -> bool:
         and tuple(spelled[: len(first)]) == first
         and len(set(spelled)) == len(spelled)
         and BYTES.keys() <= set(words)
+        and MASK not in words
         and all(word and set(word) <= BYTES.keys() for word in words)
     )
