@@ -13,14 +13,23 @@ from regard.errors import JobError, UserError
 from regard.version import __version__
 
 if TYPE_CHECKING:
-    from regard.pipelines import Translator, load
+    from regard.pipelines import Classifier, MaskFiller, TextGenerator, Translator, load
 
-__all__ = ["JobError", "Translator", "UserError", "__version__", "load"]
+__all__ = [
+    "Classifier",
+    "JobError",
+    "MaskFiller",
+    "TextGenerator",
+    "Translator",
+    "UserError",
+    "__version__",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:
     """Import what needs torch only when it is used."""
-    if name in ("load", "Translator"):
+    if name in __all__:
         from regard import pipelines
 
         return getattr(pipelines, name)
