@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
-
-from regard.errors import UserError
 
 if TYPE_CHECKING:
     from regard.search.engine import Translation
@@ -72,19 +70,16 @@ def translate(
     device
         Where to compute: cpu, cuda, cuda:1, ... Default: a GPU if there is one.
     """
-    if text and input is not None:
-        raise UserError("give either texts or --input FILE, not both")
     from regard.cli.bulk import load_for_bulk
+    from regard.cli.inputs import inputs
     from regard.cli.lines import line_writer
 
+    texts, name, patience = inputs(text, input, "Type a line to have it translated")
     translator = load_for_bulk(model, device)
     given = {"beam": beam, "alpha": alpha, "nbest": nbest, "extra_tokens": extra_tokens, "batch_tokens": batch_tokens}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     many = (nbest or translator.settings.nbest) > 1
-    texts, name = _inputs(text, input)
-    if input is not None:
-        options["patience"] = None  # a file does not wait for anyone: full windows
-    translations = translator.stream(texts, name=name, **options)
+    translations = translator.stream(texts, patience=patience, name=name, **options)
     if input is not None and (output is not None or not sys.stdout.isatty()):
         translations = _watched(translations)
     count = unfinished = 0
@@ -95,20 +90,6 @@ def translate(
                 write(line)
     if unfinished:
         log.warning("%d of %d translations did not end before their limit of length", unfinished, count)
-
-
-def _inputs(text: tuple[str, ...], file: Path | None) -> tuple[Iterable[str], str]:
-    """The texts to translate, and what to call them in warnings."""
-    from regard.cli.lines import given_text, standard_input
-    from regard.text.lines import read_lines
-
-    if text:
-        return [given_text(argument) for argument in text], "text"
-    if file is not None:
-        return read_lines(file, bad="replace"), str(file)
-    if sys.stdin.isatty():
-        print("Type a line to have it translated; Ctrl-D ends.", file=sys.stderr)
-    return standard_input(), "standard input"
 
 
 def _lines(translation: Translation, number: int, many: bool, scores: bool) -> Iterator[str]:
