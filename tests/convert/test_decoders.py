@@ -13,8 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-pytest.importorskip("transformers")
-
 from parity.conversion import foreign, reload
 from parity.decoders import (
     END,

@@ -12,17 +12,16 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
-transformers = pytest.importorskip("transformers")
-
-from parity.conversion import Case, foreign, reload  # noqa: E402
-from parity.decoders import edited  # noqa: E402
-from regard.convert import huggingface  # noqa: E402
-from regard.convert.mapping import Ids  # noqa: E402
-from regard.errors import UserError  # noqa: E402
-from regard.model.settings import HeadSettings, ModelSettings  # noqa: E402
-from regard.model.transformer import BidirectionalEncoder  # noqa: E402
+from parity.conversion import Case, foreign, reload
+from parity.decoders import edited
+from regard.convert import huggingface
+from regard.convert.mapping import Ids
+from regard.errors import UserError
+from regard.model.settings import HeadSettings, ModelSettings
+from regard.model.transformer import BidirectionalEncoder
 
 VOCABULARY = 29
 SIZE: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2}

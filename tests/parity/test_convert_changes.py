@@ -12,18 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-transformers = pytest.importorskip("transformers")
-
-from parity import conversion, decoders, test_convert_encoders  # noqa: E402
-from parity.conversion import Case  # noqa: E402
-from parity.test_convert_decoders import CASES as DECODERS  # noqa: E402
-from parity.test_convert_encoder_decoders import CASES as PAIRS  # noqa: E402
-from parity.test_convert_encoders import CASES as ENCODERS  # noqa: E402
-from parity.test_convert_encoders import IMAGES  # noqa: E402
-from regard.convert import huggingface  # noqa: E402
-from regard.convert.mapping import Blueprint, essence  # noqa: E402
-from regard.errors import UserError  # noqa: E402
-from regard.model.settings import ModelSettings  # noqa: E402
+from parity import conversion, decoders, test_convert_encoders
+from parity.conversion import Case
+from parity.test_convert_decoders import CASES as DECODERS
+from parity.test_convert_encoder_decoders import CASES as PAIRS
+from parity.test_convert_encoders import CASES as ENCODERS
+from parity.test_convert_encoders import IMAGES
+from regard.convert import huggingface
+from regard.convert.mapping import Blueprint, essence
+from regard.errors import UserError
+from regard.model.settings import ModelSettings
 
 CHANGES: dict[str, tuple[Any, ...]] = {
     "d_ff": (20,),

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-transformers = pytest.importorskip("transformers")
-
-from parity.conversion import Conversion, foreign, tensors  # noqa: E402
-from parity.decoders import (  # noqa: E402
+from parity.conversion import Conversion, foreign, tensors
+from parity.decoders import (
     BEGIN,
     END,
     PAD,
@@ -30,13 +29,13 @@ from parity.decoders import (  # noqa: E402
     rope,
     their_logits,
 )
-from regard.convert import huggingface  # noqa: E402
-from regard.errors import UserError  # noqa: E402
-from regard.model.places import run  # noqa: E402
-from regard.model.transformer import CausalDecoder  # noqa: E402
-from regard.search.beam import beam_search  # noqa: E402
-from regard.search.processors import Ban  # noqa: E402
-from regard.search.settings import SearchSettings  # noqa: E402
+from regard.convert import huggingface
+from regard.errors import UserError
+from regard.model.places import run
+from regard.model.transformer import CausalDecoder
+from regard.search.beam import beam_search
+from regard.search.processors import Ban
+from regard.search.settings import SearchSettings
 
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8}
 CASES = {

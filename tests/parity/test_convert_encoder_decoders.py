@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
-transformers = pytest.importorskip("transformers")
-
-from parity.conversion import (  # noqa: E402
+from parity.conversion import (
     Case,
     Conversion,
     foreign_logits,
@@ -21,11 +20,11 @@ from parity.conversion import (  # noqa: E402
     pairs,
     reload,
 )
-from regard.convert import huggingface  # noqa: E402
-from regard.convert.mapping import Ids  # noqa: E402
-from regard.data.sound import log_mel  # noqa: E402
-from regard.model.settings import ModelSettings  # noqa: E402
-from regard.model.transformer import EncoderDecoder  # noqa: E402
+from regard.convert import huggingface
+from regard.convert.mapping import Ids
+from regard.data.sound import log_mel
+from regard.model.settings import ModelSettings
+from regard.model.transformer import EncoderDecoder
 
 SIZES: dict[str, Any] = {
     "vocab_size": 29,

@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-transformers = pytest.importorskip("transformers")
-
-from parity.conversion import Case, Conversion, foreign, tensors  # noqa: E402
-from regard.convert import huggingface  # noqa: E402
-from regard.errors import UserError  # noqa: E402
-from regard.model.transformer import BidirectionalEncoder  # noqa: E402
+from parity.conversion import Case, Conversion, foreign, tensors
+from regard.convert import huggingface
+from regard.errors import UserError
+from regard.model.transformer import BidirectionalEncoder
 
 VOCABULARY, PAD = 31, 1
 SIZE: dict[str, Any] = {
