@@ -15,14 +15,12 @@ from regard.model import rotary
 from regard.model.feed_forward import FeedForward
 from regard.model.norms import NORMS
 from regard.model.places import run
-from regard.model.positions import POSITIONS, buckets, slopes
+from regard.model.positions import POSITIONS, Positions, buckets, slopes
 from regard.model.rotary import SCALINGS
 from regard.model.settings import ModelSettings, RotarySettings
 from regard.model.transformer import BidirectionalEncoder, CausalDecoder
 
-ABSOLUTE = sorted(
-    name for name, scheme in POSITIONS.items() if not (scheme.has_turn or scheme.has_bias or name == "none")
-)
+ABSOLUTE = sorted(name for name, scheme in POSITIONS.items() if scheme.relate is Positions.relate and name != "none")
 RELATIVE: dict[str, dict[str, Any]] = {
     **{name: {"positions": name} for name in POSITIONS if name not in (*ABSOLUTE, "none")},
     "t5 of few buckets": {"positions": "t5", "buckets": {"count": 8, "max_distance": 16}},

@@ -24,7 +24,7 @@ from regard.model.feed_forward import FEED_FORWARD
 from regard.model.masks import SPANS, Mask, self_attention_mask
 from regard.model.norms import NORMS
 from regard.model.places import places
-from regard.model.positions import POSITIONS, Bias
+from regard.model.positions import POSITIONS, Bias, DistanceBiases
 from regard.model.reference import reference_attention
 from regard.model.rotary import SCALINGS
 from regard.model.settings import HeadSettings, ModelSettings
@@ -143,6 +143,13 @@ def test_packed_documents_are_read_as_each_alone(name: str) -> None:
             alone = ids_BT[row, part][None]
             torch.testing.assert_close(packed_BTD[row, part], model.decode(alone)[0], **CLOSE)
             torch.testing.assert_close(states_BSD[row, part], encoder.encode(alone)[0], **CLOSE)
+
+
+def test_a_document_number_that_comes_back_is_another_document() -> None:
+    model, ids_BT = decoder("positions rotary"), tokens(1, 9)
+    again, apart = (torch.tensor([row]) for row in ([1, 1, 1, 2, 2, 2, 1, 1, 1], [1, 1, 1, 2, 2, 2, 3, 3, 3]))
+    expected = model.decode(ids_BT, documents_BT=apart)
+    torch.testing.assert_close(model.decode(ids_BT, documents_BT=again), expected, atol=0, rtol=0)
 
 
 @every
@@ -341,7 +348,7 @@ def test_long_rows_take_a_fused_execution_and_learn_the_same(name: str, monkeypa
     mask = self_attention_mask(where, where, chosen, chosen.span(0), causal=True)
     scheme = POSITIONS[chosen.positions](chosen, causal=True)
     inputs = [torch.randn(2, heads, 70, 4, requires_grad=True) for heads in (4, chosen.key_heads, chosen.key_heads)]
-    learned = [*inputs, *scheme.parameters()] if scheme.has_bias else inputs
+    learned = [*inputs, *scheme.parameters()] if isinstance(scheme, DistanceBiases) else inputs
     direction = torch.randn(2, 4, 70, 4)
     found = []
     for execution in (lambda *a, **k: reference_attention(*a, **k).output_BHTE, attention):

@@ -17,11 +17,16 @@ from torch import Tensor, nn
 
 @runtime_checkable
 class Reach(Protocol):
-    """Settings of a model, of which this one is read."""
+    """Settings of a model, of which these are read."""
 
     @property
     def max_length(self) -> int:
         """The most positions a sequence may have."""
+        ...
+
+    @property
+    def source_reach(self) -> int:
+        """The most positions a source may have."""
         ...
 
 

@@ -25,11 +25,16 @@ Rule = Callable[[Places, Places], Tensor]
 class Mask:
     """Which keys each query may attend to; `a & b` allows what both allow."""
 
-    def __init__(self, allowed_BHTS: Bool[Tensor, "B H T S"]) -> None:
-        self.allowed_BHTS = allowed_BHTS
-
     is_causal = False
     """Exactly the square causal mask, which fused attention knows without reading it."""
+
+    def __init__(self, allowed_BHTS: Bool[Tensor, "B H T S"]) -> None:
+        self._given_BHTS = allowed_BHTS
+
+    @property
+    def allowed_BHTS(self) -> Bool[Tensor, "B H T S"]:
+        """For each query and key: True = may attend."""
+        return self._given_BHTS
 
     def __and__(self, other: Mask | None) -> Mask:
         return self if other is None else Mask(self.allowed_BHTS & other.allowed_BHTS)
@@ -75,7 +80,7 @@ class PlaceMask(Mask):
         self.is_causal = is_causal
 
     @cached_property
-    def allowed_BHTS(self) -> Bool[Tensor, "B H T S"]:  # type: ignore[override]
+    def allowed_BHTS(self) -> Bool[Tensor, "B H T S"]:
         queries = self.queries.map(lambda tensor: tensor[:, None, :, None])
         keys = self.keys.map(lambda tensor: tensor[:, None, None, :])
         allowed = self.rule(queries, keys)

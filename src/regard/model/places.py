@@ -76,6 +76,7 @@ def places(
     if document is not None:
         begins = torch.ones_like(real_BN)
         begins[:, 1:] = document[:, 1:] != document[:, :-1]
+        document = begins.cumsum(dim=1)  # a number that comes back is another document, as positions begin anew
         before = torch.where(begins, counted - real_BN.long(), 0).cummax(dim=1).values
         counted = counted - before
     return Places((counted - 1).clamp(min=0), None, real, document, prefix)

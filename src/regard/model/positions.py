@@ -9,6 +9,7 @@ Shapes: B batch, H heads, S key positions, T query positions, D d_model, E width
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
 
@@ -25,14 +26,12 @@ from regard.model.settings import ModelSettings, SinusoidSettings, Span
 class Positions(nn.Module):
     """No positions (Haviv et al. 2022, arXiv 2203.16634), and the base of all schemes, which do one thing more."""
 
-    has_turn = False
-    has_bias = False
+    reach: int | None = None
+    """How many positions there are; None where only distances are told, so that any number goes."""
 
     def __init__(self, settings: ModelSettings, *, causal: bool = False, length: int | None = None) -> None:
         """For a stack that is `causal` or not, with sequences of at most `length`, by default max_length."""
         super().__init__()
-        self.length = length or settings.max_length
-        self.heads = settings.heads
 
     def forward(self, x_BTD: Float[Tensor, "B T D"], places: Places) -> Float[Tensor, "B T D"]:
         """Put positions into the embeddings."""
@@ -42,52 +41,37 @@ class Positions(nn.Module):
         """The scheme in layers of a span."""
         return self
 
-    def turn(self, places: Places) -> rotary.Turn:
-        """The angles by which queries and keys at these places are turned."""
-        raise NotImplementedError
-
-    def rotate(self, x_BHTE: Float[Tensor, "B H T E"], turn: rotary.Turn) -> Float[Tensor, "B H T E"]:
-        """Queries or keys, turned."""
-        return x_BHTE
-
-    def bias(self, distance: Int[Tensor, "*places"], head: Int[Tensor, "*heads"]) -> Float[Tensor, "*scores"]:
-        """What to add to the scores of a head for keys at `distance` (key position minus query position)."""
-        raise NotImplementedError
-
     def relate(self, queries: Places, keys: Places) -> Relation | None:
         """What positions do in attention; None when nothing."""
-        return Relation(self, queries, keys) if self.has_turn or self.has_bias else None
+        return None
 
 
 class Relation:
     """Positions of queries and keys as the attentions of one pass through a stack use them: computed once for all."""
 
-    def __init__(self, scheme: Positions, queries: Places, keys: Places) -> None:
-        self.scheme, self.queries, self.keys = scheme, queries, keys
-        self.bias = PlaceBias(scheme, queries, keys) if scheme.has_bias else None
+    def __init__(self, bias: Bias | None = None) -> None:
+        self.bias = bias
+        """What is added to scores."""
 
     def turn_queries(self, x_BHTE: Float[Tensor, "B H T E"]) -> Float[Tensor, "B H T E"]:
-        """Queries, or keys of the same places."""
-        return self.scheme.rotate(x_BHTE, self._query_turn) if self.scheme.has_turn else x_BHTE
+        """Queries, or keys of the same places, turned."""
+        return x_BHTE
 
     def turn_keys(self, x_BHSE: Float[Tensor, "B H S E"]) -> Float[Tensor, "B H S E"]:
-        """All keys, those of earlier places too."""
-        return self.scheme.rotate(x_BHSE, self._key_turn) if self.scheme.has_turn else x_BHSE
-
-    @cached_property
-    def _query_turn(self) -> rotary.Turn:
-        return self.scheme.turn(self.queries)
-
-    @cached_property
-    def _key_turn(self) -> rotary.Turn:
-        return self.scheme.turn(self.keys)
+        """All keys, those of earlier places too, turned."""
+        return x_BHSE
 
 
 class Bias:
     """What is added to scores."""
 
     def __init__(self, bias_BHTS: Float[Tensor, "B H T S"]) -> None:
-        self.dense_BHTS = bias_BHTS
+        self._given_BHTS = bias_BHTS
+
+    @property
+    def dense_BHTS(self) -> Float[Tensor, "B H T S"]:
+        """For each query and key."""
+        return self._given_BHTS
 
     def rows(self, start: int, stop: int) -> Bias:
         """That of the queries from `start` to `stop`."""
@@ -101,17 +85,14 @@ class Bias:
 class PlaceBias(Bias):
     """A bias by distance, made where it is asked for."""
 
-    def __init__(self, scheme: Positions, queries: Places, keys: Places) -> None:
+    def __init__(self, scheme: DistanceBiases, queries: Places, keys: Places) -> None:
         self.scheme, self.queries, self.keys = scheme, queries, keys
 
     @cached_property
-    def dense_BHTS(self) -> Float[Tensor, "B H T S"]:  # type: ignore[override]
+    def dense_BHTS(self) -> Float[Tensor, "B H T S"]:
         distance = self.keys.position[:, None, None, :] - self.queries.position[:, None, :, None]
-        return self.scheme.bias(distance, self._heads[:, None, None])
-
-    @property
-    def _heads(self) -> Tensor:
-        return torch.arange(self.scheme.heads, device=self.queries.position.device)
+        heads_H = torch.arange(self.scheme.heads, device=distance.device)
+        return self.scheme.bias(distance, heads_H[:, None, None])
 
     def rows(self, start: int, stop: int) -> Bias:
         return PlaceBias(self.scheme, self.queries.rows(start, stop), self.keys)
@@ -136,18 +117,19 @@ def sinusoids(length: int, d_model: int, settings: SinusoidSettings | None = Non
 class SinusoidalPositions(Positions):
     """Adds the sinusoids to the embeddings. The table is computed, so it is in no file and has no length to change."""
 
+    reach: int
     table_TD: Tensor
 
     def __init__(self, settings: ModelSettings, *, causal: bool = False, length: int | None = None) -> None:
         super().__init__(settings, causal=causal, length=length)
-        self.settings = settings
+        self.settings, self.reach = settings, length or settings.max_length
         self.register_buffer("table_TD", self._table(), persistent=False)
 
     def forward(self, x_BTD: Float[Tensor, "B T D"], places: Places) -> Float[Tensor, "B T D"]:
         return x_BTD + _rows(self.table_TD, places)
 
     def _table(self) -> Tensor:
-        return sinusoids(self.length, self.settings.d_model, self.settings.sinusoids)
+        return sinusoids(self.reach, self.settings.d_model, self.settings.sinusoids)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SinusoidalPositions:
         """Follow the model's device and dtype, but from the exact table: never through a lower precision and back."""
@@ -160,9 +142,12 @@ class SinusoidalPositions(Positions):
 class LearnedPositions(Positions):
     """Adds a learned vector per position: row (E) of the paper's Table 3 (Gehring et al. 2017)."""
 
+    reach: int
+
     def __init__(self, settings: ModelSettings, *, causal: bool = False, length: int | None = None) -> None:
         super().__init__(settings, causal=causal, length=length)
-        self.weight = nn.Parameter(torch.empty(self.length, settings.d_model))
+        self.reach = length or settings.max_length
+        self.weight = nn.Parameter(torch.empty(self.reach, settings.d_model))
         nn.init.normal_(self.weight, std=settings.d_model**-0.5)
 
     def forward(self, x_BTD: Float[Tensor, "B T D"], places: Places) -> Float[Tensor, "B T D"]:
@@ -171,8 +156,6 @@ class LearnedPositions(Positions):
 
 class RotaryPositions(Positions):
     """Turns queries and keys (`rotary.py`)."""
-
-    has_turn = True
 
     def __init__(self, settings: ModelSettings, *, causal: bool = False, length: int | None = None) -> None:
         super().__init__(settings, causal=causal, length=length)
@@ -187,16 +170,52 @@ class RotaryPositions(Positions):
         return self.in_windows if span == "window" and self.in_windows is not None else self
 
     def turn(self, places: Places) -> rotary.Turn:
+        """The angles by which queries and keys at these places are turned."""
         return rotary.turn(self.frequencies_R, self.factor, places.position)
 
-    def rotate(self, x_BHTE: Float[Tensor, "B H T E"], turn: rotary.Turn) -> Float[Tensor, "B H T E"]:
-        return rotary.rotate(x_BHTE, turn, self.layout)
+    def relate(self, queries: Places, keys: Places) -> Relation:
+        return _Turning(self, queries, keys)
 
 
-class LinearBiases(Positions):
+class _Turning(Relation):
+    """The angles of all places, each made when it is first asked for."""
+
+    def __init__(self, scheme: RotaryPositions, queries: Places, keys: Places) -> None:
+        super().__init__()
+        self.scheme, self.queries, self.keys = scheme, queries, keys
+
+    def turn_queries(self, x_BHTE: Float[Tensor, "B H T E"]) -> Float[Tensor, "B H T E"]:
+        return rotary.rotate(x_BHTE, self._of_queries, self.scheme.layout)
+
+    def turn_keys(self, x_BHSE: Float[Tensor, "B H S E"]) -> Float[Tensor, "B H S E"]:
+        return rotary.rotate(x_BHSE, self._of_keys, self.scheme.layout)
+
+    @cached_property
+    def _of_queries(self) -> rotary.Turn:
+        return self.scheme.turn(self.queries)
+
+    @cached_property
+    def _of_keys(self) -> rotary.Turn:
+        return self.scheme.turn(self.keys)
+
+
+class DistanceBiases(Positions, ABC):
+    """What schemes share that add to the scores of each head by distance."""
+
+    def __init__(self, settings: ModelSettings, *, causal: bool = False, length: int | None = None) -> None:
+        super().__init__(settings, causal=causal, length=length)
+        self.heads = settings.heads
+
+    @abstractmethod
+    def bias(self, distance: Int[Tensor, "*places"], head: Int[Tensor, "*heads"]) -> Float[Tensor, "*scores"]:
+        """What to add to the scores of a head for keys at `distance` (key position minus query position)."""
+
+    def relate(self, queries: Places, keys: Places) -> Relation:
+        return Relation(PlaceBias(self, queries, keys))
+
+
+class LinearBiases(DistanceBiases):
     """Scores fall with distance, in each head at another rate (ALiBi; Press et al. 2022, arXiv 2108.12409)."""
-
-    has_bias = True
 
     def __init__(self, settings: ModelSettings, *, causal: bool = False, length: int | None = None) -> None:
         super().__init__(settings, causal=causal, length=length)
@@ -214,10 +233,8 @@ def slopes(heads: int) -> Float[Tensor, " heads"]:
     return torch.tensor(first + between, device="cpu")
 
 
-class BucketBiases(Positions):
+class BucketBiases(DistanceBiases):
     """A learned bias for each head and bucket of distances (T5; Raffel et al. 2020, arXiv 1910.10683, section 2.1)."""
-
-    has_bias = True
 
     def __init__(self, settings: ModelSettings, *, causal: bool = False, length: int | None = None) -> None:
         super().__init__(settings, causal=causal, length=length)

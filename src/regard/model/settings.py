@@ -246,6 +246,11 @@ class ModelSettings(Settings):
         return self
 
     @property
+    def source_reach(self) -> int:
+        """The most positions a source may have."""
+        return self.source_max_length or self.max_length
+
+    @property
     def ties_inputs(self) -> bool:
         """Whether source and target share their vectors, and so one vocabulary."""
         return self.tie in ("all", "inputs")

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from regard.model.cache import Bound
 from regard.model.interface import SequenceToSequence
-from regard.model.positions import LearnedPositions, SinusoidalPositions
 from regard.model.transformer import CausalDecoder
 from regard.search.processors import NOTHING
 
@@ -80,12 +79,6 @@ class CachedDecoder:
         self._cache.reorder(rows_R, sources_N)
         if sources_N is not None:
             self._memory = self._memory.select(sources_N)
-
-
-def reach(model: CausalDecoder) -> int | None:
-    """How many positions the model has; None where they only tell distances, so that any number goes."""
-    scheme = model.embedding.positions
-    return scheme.length if isinstance(scheme, SinusoidalPositions | LearnedPositions) else None
 
 
 class CachedText:

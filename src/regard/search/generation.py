@@ -18,7 +18,7 @@ from regard.errors import UserError
 from regard.model.cache import Bound
 from regard.model.transformer import CausalDecoder
 from regard.search.beam import Hypothesis, beam_search
-from regard.search.decoder import CachedText, reach
+from regard.search.decoder import CachedText
 from regard.search.growth import Growing, Stopped, choose_step_by_step, contrast_step_by_step
 from regard.search.inputs import encode_or_replace, fill_left
 from regard.search.processors import Ban, MinimumLength, NoRepeat, Processor, RepetitionPenalty
@@ -123,7 +123,7 @@ class Writer:
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
         self.device = model.output.device
         self.begin = tokenizer.frames.begin
-        self.reach = reach(model)
+        self.reach = model.embedding.positions.reach
         self.bound = self._bound() if settings.endless else None
         self.choose = Sampling(settings)
 
