@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.data.budget import BatchSettings, Indices, Runs, runs_in_order, shuffled_runs
 from regard.data.dataset import PairDataset
-from regard.data.feed import Epochs, RealShare
+from regard.data.feed import Epochs, RealShare, TensorBatch
 from regard.data.rows import padded
 from regard.errors import UserError
 
@@ -23,7 +22,7 @@ __all__ = ["Batch", "BatchSettings", "Batches"]
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class Batch(TensorBatch):
     """Some pairs as padded tensors: ids int64, masks bool (True = a real token)."""
 
     source_BS: Tensor
@@ -41,19 +40,6 @@ class Batch:
     """Real source tokens, those around the text counted."""
     target_tokens: int
     """Real target tokens, EOS counted: the terms of the loss."""
-
-    def to(self, device: torch.device | str) -> Batch:
-        """The same batch with its tensors on `device`."""
-        return Batch(
-            self.source_BS.to(device),
-            self.source_mask_BS.to(device),
-            self.target_in_BT.to(device),
-            self.target_out_BT.to(device),
-            self.target_mask_BT.to(device),
-            self.indices,
-            self.source_tokens,
-            self.target_tokens,
-        )
 
 
 class Batches(Epochs[Runs, Batch]):

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.data.budget import BatchSettings, Indices, Runs, runs_in_order, shuffled_runs
-from regard.data.feed import Epochs, RealShare
+from regard.data.feed import Epochs, RealShare, TensorBatch
 from regard.data.labelled import UNSCORED, LabelledDataset
 from regard.data.rows import padded
 from regard.errors import UserError
 
 
 @dataclass(frozen=True, eq=False)
-class LabelledBatch:
+class LabelledBatch(TensorBatch):
     """Some examples as tensors."""
 
     inputs: Tensor
@@ -36,17 +36,6 @@ class LabelledBatch:
     """Real positions; of images, their number."""
     target_tokens: int
     """Labels: the terms of the loss."""
-
-    def to(self, device: torch.device | str) -> LabelledBatch:
-        """The same batch with its tensors on `device`."""
-        return LabelledBatch(
-            self.inputs.to(device),
-            None if self.real_BS is None else self.real_BS.to(device),
-            self.labels.to(device),
-            self.indices,
-            self.source_tokens,
-            self.target_tokens,
-        )
 
 
 class LabelledBatches(Epochs[Runs, LabelledBatch]):

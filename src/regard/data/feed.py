@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sized
+from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
@@ -23,6 +24,16 @@ class AnyBatch(Protocol):
 
     def to(self, device: torch.device | str) -> Self:
         """The same batch with its tensors on `device`."""
+
+
+@dataclass(frozen=True, eq=False)
+class TensorBatch:
+    """What batches share that are dataclasses of tensors."""
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same batch with its tensors on `device`."""
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
 
 PlanT = TypeVar("PlanT", bound=Sized)

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from regard.data.budget import BatchSettings, Indices, Runs, runs_in_order, shuffled_runs
-from regard.data.feed import Epochs, RealShare
+from regard.data.feed import Epochs, RealShare, TensorBatch
 from regard.data.rows import framed
 from regard.data.tokens import TokenDataset
 from regard.data.windows import Windows, cut, pack
@@ -52,7 +52,7 @@ class MaskingSettings(Settings):
 
 
 @dataclass(frozen=True, eq=False)
-class MaskedBatch:
+class MaskedBatch(TensorBatch):
     """Rows of documents with some tokens hidden: ids int64, `scored_BS` bool."""
 
     tokens_BS: Tensor
@@ -69,18 +69,6 @@ class MaskedBatch:
     """Real positions."""
     target_tokens: int
     """Tokens to be guessed: the terms of the loss."""
-
-    def to(self, device: torch.device | str) -> MaskedBatch:
-        """The same batch with its tensors on `device`."""
-        return MaskedBatch(
-            self.tokens_BS.to(device),
-            self.targets_BS.to(device),
-            self.scored_BS.to(device),
-            None if self.real_BS is None else self.real_BS.to(device),
-            None if self.documents_BS is None else self.documents_BS.to(device),
-            self.source_tokens,
-            self.target_tokens,
-        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from regard.data.budget import Indices, Runs
-from regard.data.feed import Epochs, RealShare
+from regard.data.feed import Epochs, RealShare, TensorBatch
 from regard.data.rows import framed
 from regard.data.tokens import TokenDataset
 from regard.data.windows import Windows, cut, pack
@@ -39,7 +39,7 @@ class PackingSettings(Settings):
 
 
 @dataclass(frozen=True, eq=False)
-class PackedBatch:
+class PackedBatch(TensorBatch):
     """Rows of documents: ids int64, `scored_BT` bool, `documents_BT` int64."""
 
     tokens_BT: Tensor
@@ -54,17 +54,6 @@ class PackedBatch:
     source_tokens: int
     target_tokens: int
     """Real positions, which are the terms of the loss."""
-
-    def to(self, device: torch.device | str) -> PackedBatch:
-        """The same batch with its tensors on `device`."""
-        return PackedBatch(
-            self.tokens_BT.to(device),
-            self.targets_BT.to(device),
-            self.scored_BT.to(device),
-            None if self.documents_BT is None else self.documents_BT.to(device),
-            self.source_tokens,
-            self.target_tokens,
-        )
 
 
 @dataclass(frozen=True, eq=False)
