@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from regard.data.budget import BatchSettings
 from regard.data.examples import LabelledBatches
 from regard.data.labelled import LabelledDataset, Tagged, binarise_tagged
-from regard.evaluation.classification import Predictions, classification_scores, predictions
+from regard.evaluation.classification import Predictions, predictions
 from regard.model.settings import HeadSettings, ModelSettings
 from regard.model.transformer import BidirectionalEncoder
 from regard.text.tokenizer import Tokenizer, TokenizerSettings
@@ -57,14 +57,15 @@ def test_only_the_first_token_of_each_word_is_scored(tmp_path: Path) -> None:
     small = ModelSettings(d_model=8, d_ff=8, heads=1, encoder_layers=1)
     model = BidirectionalEncoder(small, tokenizer.size, HeadSettings(kind="tokens", labels=labels)).eval()
     feed = LabelledBatches(dataset, BatchSettings(tokens=12))
-    found = predictions(model, feed.in_order(), "cpu")
+    found = predictions(model, feed.in_order())
     assert sorted(found.expected_N.tolist()) == [0, 1, 1]
     said = []
     for batch in feed.in_order():
         answers = model.logits(model.encode(batch.inputs, batch.real_BS)).argmax(dim=-1)
         said += [int(a) for a, label in zip(answers.flatten(), batch.labels.flatten(), strict=True) if label >= 0]
     assert found.predicted_N.tolist() == said
-    assert classification_scores(model, feed.in_order(), "cpu") == {
-        "accuracy": found.accuracy(),
-        "macro_f1": found.macro_f1(),
-    }
+    assert found.by_name() == {"accuracy": found.accuracy(), "macro_f1": found.macro_f1()}
+    assert [(each.name, each.value, each.signature) for each in found.scores("word")] == [
+        ("accuracy", found.accuracy(), "words:3"),
+        ("macro F1", found.macro_f1(), "words:3"),
+    ]

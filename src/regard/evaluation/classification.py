@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from regard.data.examples import LabelledBatch
 from regard.data.labelled import UNSCORED
+from regard.evaluation.metrics import Score
 from regard.model.transformer import BidirectionalEncoder
 
 
@@ -40,12 +40,20 @@ class Predictions:
         right = np.bincount(expected[predicted == expected], minlength=len(labels))
         return float(np.mean(2 * right / np.bincount(numbers))) * 100 if len(labels) else np.nan
 
+    def by_name(self) -> dict[str, float]:
+        """Both, by the names that validation knows them by."""
+        return {"accuracy": self.accuracy(), "macro_f1": self.macro_f1()}
+
+    def scores(self, unit: str) -> list[Score]:
+        """Both, with how many were scored; `unit` is what has a label."""
+        signature = f"{unit}s:{len(self.expected_N)}"
+        return [Score("accuracy", self.accuracy(), signature), Score("macro F1", self.macro_f1(), signature)]
+
 
 @torch.no_grad()
-def predictions(
-    model: BidirectionalEncoder, batches: Iterable[LabelledBatch], device: torch.device | str
-) -> Predictions:
+def predictions(model: BidirectionalEncoder, batches: Iterable[LabelledBatch]) -> Predictions:
     """The likeliest labels of all batches, such as those of `in_order()`. The model must be in evaluation mode."""
+    device = next(model.parameters()).device
     predicted, expected = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for batch in batches:
         moved = batch.to(device)
@@ -54,9 +62,3 @@ def predictions(
         predicted.append(answers[scored].numpy())
         expected.append(batch.labels[scored].numpy())
     return Predictions(np.concatenate(predicted), np.concatenate(expected))
-
-
-def classification_scores(model: Any, batches: Iterable[LabelledBatch], device: torch.device | str) -> dict[str, float]:
-    """Accuracy and macro F1, per cent, by the names that validation knows them by."""
-    found = predictions(model, batches, device)
-    return {"accuracy": found.accuracy(), "macro_f1": found.macro_f1()}

@@ -182,11 +182,10 @@ class Classification(Task, Generic[ExampleT]):
 
     def measure(self, model: nn.Module, show: bool = False) -> dict[str, float]:
         """How many of the labels of validation are right, and F1, the mean over the labels."""
-        inner = _encoder(model)
-        found = predictions(inner, self._dev.in_order(), next(inner.parameters()).device)
+        inner = encoder(model)
         if show:
             self._show(inner)
-        return {"accuracy": found.accuracy(), "macro_f1": found.macro_f1()}
+        return predictions(inner, self._dev.in_order()).by_name()
 
     def _show(self, model: BidirectionalEncoder) -> None:
         """Some examples of validation with the labels that the model gives them."""
@@ -206,16 +205,14 @@ class Classification(Task, Generic[ExampleT]):
         """How many of the labels of the test text are right; those that the model gives are in `test.txt`."""
         if self.run.corpus.test is None:
             return []
-        inner = _encoder(model)
+        inner = encoder(model)
         batches = LabelledBatches(self._open("test"), self.run.settings.batches)
-        found = predictions(inner, batches.in_order(), next(inner.parameters()).device)
         texts = [self.text(example) for example in self._part("test")]
         write_lines(self.run.directory / "test.txt", self.say_labels(self.pipeline(inner), texts))
-        scored = f"{self.unit}s:{len(found.expected_N)}"
-        return [Score("accuracy", found.accuracy(), scored), Score("macro F1", found.macro_f1(), scored)]
+        return predictions(inner, batches.in_order()).scores(self.unit)
 
     def pipeline(self, model: nn.Module) -> Classifier:
-        return Classifier(_encoder(model), self.tokenizers.source)
+        return Classifier(encoder(model), self.tokenizers.source)
 
     @property
     def title(self) -> str:
@@ -290,7 +287,8 @@ AROUND = 2
 """Positions that stand around a text: its begin and end."""
 
 
-def _encoder(model: nn.Module) -> BidirectionalEncoder:
+def encoder(model: nn.Module) -> BidirectionalEncoder:
+    """The encoder that a run has trained."""
     inner = store.unwrap(model)
     assert isinstance(inner, BidirectionalEncoder)
     return inner

@@ -18,6 +18,7 @@ from regard.model import store
 from regard.model.settings import HeadSettings
 from regard.model.transformer import BidirectionalEncoder
 from regard.pipelines.images import ImageClassifier
+from regard.runs.classification import encoder
 from regard.runs.prepare import described, once
 from regard.runs.settings import DataSettings, Files, RunSettings
 from regard.runs.task import Corpus, Run, Task
@@ -130,30 +131,19 @@ class ImageClassification(Task):
 
     def measure(self, model: nn.Module, show: bool = False) -> dict[str, float]:
         """How many of the labels of validation are right, and F1, the mean over the labels."""
-        inner = _encoder(model)
-        found = predictions(inner, self._dev.in_order(), next(inner.parameters()).device)
-        return {"accuracy": found.accuracy(), "macro_f1": found.macro_f1()}
+        return predictions(encoder(model), self._dev.in_order()).by_name()
 
     def test(self, model: nn.Module) -> list[Score]:
         """How many of the labels of the test images are right."""
         files = self.run.corpus.test
         if files is None:
             return []
-        inner = _encoder(model)
         batches = ImageBatches(self._open(files.source), self.run.settings.images)
-        found = predictions(inner, batches.in_order(), next(inner.parameters()).device)
-        scored = f"images:{len(found.expected_N)}"
-        return [Score("accuracy", found.accuracy(), scored), Score("macro F1", found.macro_f1(), scored)]
+        return predictions(encoder(model), batches.in_order()).scores("image")
 
     def pipeline(self, model: nn.Module) -> ImageClassifier:
-        return ImageClassifier(_encoder(model))
+        return ImageClassifier(encoder(model))
 
     @property
     def title(self) -> str:
         return "Vision transformer, labels of images"
-
-
-def _encoder(model: nn.Module) -> BidirectionalEncoder:
-    inner = store.unwrap(model)
-    assert isinstance(inner, BidirectionalEncoder)
-    return inner
