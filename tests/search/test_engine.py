@@ -148,6 +148,20 @@ def test_a_line_beyond_the_model_is_shortened_with_a_warning(build_model, tokeni
     assert all(len(candidate.ids) <= 12 for translation in found for candidate in translation.candidates)
 
 
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+@pytest.mark.parametrize(("source", "target"), [(12, 40), (15, 12)])
+def test_a_source_has_a_bound_of_its_own(build_model, tokenizers, caplog, positions, source, target):
+    model = build_model(positions=positions, max_length=target, source_max_length=source)
+    ids = tokenizers.source.encode([SENTENCES[-1]])[0]
+    assert len(ids) > source
+    with caplog.at_level(logging.WARNING, "regard"):
+        (found,) = run(model, tokenizers, [SENTENCES[-1]], extra_tokens=50)
+    assert f"of which the model can read {source - 1};" in caplog.text
+    (beginning,) = tokenizers.source.decode([ids[: source - 1]])
+    assert_same(found, run(model, tokenizers, [beginning], extra_tokens=50)[0])
+    assert all(len(candidate.ids) <= target for candidate in found.candidates)
+
+
 def test_half_a_surrogate_pair_costs_that_text_only(build_model, tokenizers, caplog):
     model = build_model()
     with caplog.at_level(logging.WARNING, "regard"):

@@ -314,7 +314,7 @@ def essence(plan: Blueprint) -> dict[str, Any]:
     s = plan.settings
     values = {key: value for key, value in dict(s).items() if key not in _UNTOLD}
     if s.positions == "learned" and s.input != "patches":
-        values |= {"max_length": s.max_length, "source_max_length": s.source_max_length or s.max_length}
+        values |= {"max_length": s.max_length, "source_max_length": s.source_reach}
     for key, (owner, needed) in _OWNER.items():
         if values[owner] != needed:
             del values[key]

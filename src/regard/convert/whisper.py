@@ -69,7 +69,7 @@ def _config(plan: Blueprint) -> dict[str, Any]:
         "encoder_layers": s.encoder_layers,
         "decoder_layers": s.decoder_layers,
         "num_hidden_layers": s.encoder_layers,
-        "max_source_positions": s.source_max_length or s.max_length,
+        "max_source_positions": s.source_reach,
         "max_target_positions": s.max_length,
         "scale_embedding": word_for({1.0: False}, s.embedding_scale, "embedding_scale"),
         "activation_function": word_for({"gelu": "gelu"}, s.feed_forward, "feed_forward"),
@@ -148,7 +148,7 @@ def refuse_other_frames(directory: Path, settings: ModelSettings) -> None:
 
 def write_frames(directory: Path, settings: ModelSettings) -> None:
     """Write what `transformers` makes a model's frames by."""
-    seconds = 2 * (settings.source_max_length or settings.max_length) * HOP / RATE
+    seconds = 2 * settings.source_reach * HOP / RATE
     values = _LIKE_OURS | {
         "feature_extractor_type": "WhisperFeatureExtractor",
         "feature_size": settings.frames.bins,

@@ -42,6 +42,11 @@ class ReferenceSettings(Settings):
     """Which embeddings share one matrix: source, target and output; source and target; target and output; none."""
 
     @property
+    def source_reach(self) -> int:
+        """The most positions a source may have: the same."""
+        return self.max_length
+
+    @property
     def output_softcap(self) -> None:
         """Logits stay as they are; the loss asks."""
 

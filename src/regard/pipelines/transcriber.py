@@ -54,7 +54,7 @@ class Transcriber(Pipeline):
         self.settings: SearchSettings = settings or SearchSettings()
         self.workers = workers
         self.languages = languages or Languages()
-        self.frames = 2 * (model.settings.source_max_length or model.settings.max_length)
+        self.frames = 2 * model.settings.source_reach
         """What the model hears at once: it was trained on so many frames, silence added."""
 
     @classmethod

@@ -97,7 +97,7 @@ def _translate_window(
     names = [f"{name} {first + place}" for place in filled]
     sources = encode_or_replace(tokenizers.source, [texts[place] for place in filled], names)
     frame = len(tokenizers.source_begin) + len(tokenizers.source_end)
-    reach = model.settings.max_length - frame
+    reach = model.settings.source_reach - frame
     shortened = [len(source) > reach for source in sources]
     for line, source in zip(names, sources, strict=True):
         if len(source) > reach:
