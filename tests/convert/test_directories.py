@@ -20,6 +20,7 @@ from regard.model.transformer import EncoderDecoder
 from regard.pipelines.directory import write_directory
 from regard.pipelines.translator import Translator
 from regard.search.settings import SearchSettings
+from regard.text.foreign import read_hub_tokenizer, write_hub_tokenizer
 from regard.text.tokenizer import Tokenizer, TokenizerPair, TokenizerSettings
 
 SETTINGS = {
@@ -85,6 +86,30 @@ def test_there_and_back_it_translates_the_same(
     texts = ["one two", "four three two one", "three"]
     assert back.translate(texts) == translator.translate(texts)
     assert "marian" in (again / "README.md").read_text()
+
+
+@pytest.mark.parametrize("forced", [1, None])
+def test_what_an_output_is_forced_to_begin_with_goes_along(tmp_path: Path, forced: int | None) -> None:
+    hub, ours, theirs, again = (tmp_path / name for name in ("hub", "ours", "theirs", "again"))
+    hub.mkdir()
+    learned = Tokenizer.learn(["one two three", "two three four"] * 3, TokenizerSettings(size=275))
+    write_hub_tokenizer(hub, TokenizerPair(learned, learned))
+    config = {"model_type": "bart", "decoder_start_token_id": 2, "forced_bos_token_id": forced}
+    (hub / "config.json").write_text(json.dumps(config))
+    tokenizers = read_hub_tokenizer(hub)
+    assert tokenizers.target_begin == ((2,) if forced is None else (2, forced))
+    settings = ModelSettings.parse(SETTINGS | {"positions": "learned", "embedding_norm": True}, "test")
+    torch.manual_seed(0)
+    translator = Translator(EncoderDecoder(settings, learned.size, learned.size), tokenizers)
+    write_directory(ours, translator, "# A card\n")
+
+    assert to_huggingface(ours, theirs, architecture="bart").name == "bart"
+    from_huggingface(theirs, again)
+
+    assert json.loads((theirs / "generation_config.json").read_text()).get("forced_bos_token_id") == forced
+    back = regard.load(again, device="cpu")
+    assert back.tokenizers.target_begin == tokenizers.target_begin
+    assert back.translate(["one two", "three"]) == translator.translate(["one two", "three"])
 
 
 def test_a_tokenizer_of_another_size_is_refused(

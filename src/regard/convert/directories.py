@@ -9,11 +9,12 @@ import torch
 from regard.convert import huggingface
 from regard.convert.generation import read_generation, write_generation
 from regard.convert.mapping import Architecture, Ids
-from regard.convert.output import refuse_other, whole_directory
+from regard.convert.output import refuse_other
 from regard.convert.whisper import refuse_other_frames, write_frames
 from regard.errors import UserError
 from regard.model import store
 from regard.pipelines.directory import CARD, GENERATION
+from regard.text.directories import whole_directory
 from regard.text.foreign import read_hub_tokenizer, write_hub_tokenizer
 from regard.text.lines import atomic_write
 from regard.text.tokenizer import TokenizerPair
@@ -97,8 +98,10 @@ def to_huggingface(
 
 
 def _ids(tokenizers: TokenizerPair) -> Ids:
-    target = tokenizers.target
-    return Ids(pad=target.pad, bos=target.bos, eos=target.eos, start=tokenizers.target_begin[0])
+    target, (start, *then) = tokenizers.target, tokenizers.target_begin
+    # Of more than one, Whisper's language and task, transformers asks whoever calls.
+    forced = then[0] if len(then) == 1 else None
+    return Ids(pad=target.pad, bos=target.bos, eos=target.eos, start=start, forced=forced)
 
 
 def _refuse_same(source: Path, target: Path) -> None:

@@ -57,6 +57,7 @@ def write_generation(directory: Path, settings: Mapping[str, Any], ids: Ids) -> 
         "bos_token_id": ids.bos,
         "eos_token_id": ids.eos,
         "decoder_start_token_id": ids.start,
+        "forced_bos_token_id": ids.forced,
         "num_beams": settings.get("beam", 1),
     }
     if settings.get("temperature", 0) > 0:

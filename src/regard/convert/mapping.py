@@ -32,6 +32,8 @@ class Ids:
     eos: int | None = None
     start: int | None = None
     """What a decoder is given first."""
+    forced: int | None = None
+    """What it is given next, such as the language that it writes."""
 
 
 NONE = Ids()
