@@ -24,10 +24,11 @@ from regard.convert.config import Config
 from regard.convert.mapping import NONE, Architecture, Blueprint, Ids, Row
 from regard.convert.mapping import weights as all_weights
 from regard.convert.order import sines_first
-from regard.convert.output import whole_directory
+from regard.convert.output import refuse_other
 from regard.errors import JobError, UserError
 from regard.model.store import read_json
 from regard.model.transformer import Model
+from regard.text.directories import whole_directory
 from regard.text.lines import atomic_write
 
 CONFIG = "config.json"
@@ -248,6 +249,7 @@ def write(
     model = sines_first(model)
     architecture, values, plan = choose(model, ids, name)
     values |= {"model_type": architecture.name, "dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
+    refuse_other(directory)
     with whole_directory(directory) as partial:
         if more is not None:
             more(partial)

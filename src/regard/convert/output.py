@@ -1,13 +1,10 @@
-"""A directory that appears as a whole, and only in the place of one of its own kind."""
+"""What a model may be written in the place of."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from regard.errors import JobError, UserError
+from regard.errors import UserError
 
 _OF_A_MODEL = """
     README.md config.json generation.json generation_config.json model*.safetensors model.safetensors.index.json
@@ -15,42 +12,6 @@ _OF_A_MODEL = """
     preprocessor_config.json processor_config.json
 """
 """What a directory may hold to be taken for a model, and replaced."""
-
-
-@contextmanager
-def whole_directory(directory: Path) -> Iterator[Path]:
-    """A directory to write into, which takes the place of `directory` when all is written, or of nothing.
-
-    Raises:
-        UserError: something stands there that is not a model.
-        JobError: the disk is full or does not let itself be written.
-    """
-    partial, before = (directory.with_name(f".{directory.name}.{what}") for what in ("partial", "before"))
-    try:
-        if before.exists() and not directory.exists():  # a run that was killed between two names
-            before.rename(directory)
-        refuse_other(directory)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        yield partial
-        _take_place(partial, directory, before)
-    except OSError as error:
-        raise JobError(f"{directory}: cannot be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _take_place(partial: Path, directory: Path, before: Path) -> None:
-    shutil.rmtree(before, ignore_errors=True)
-    if directory.exists():
-        directory.rename(before)
-    try:
-        partial.rename(directory)
-    except OSError:
-        if before.exists():
-            before.rename(directory)
-        raise
-    shutil.rmtree(before, ignore_errors=True)
 
 
 def refuse_other(directory: Path) -> None:

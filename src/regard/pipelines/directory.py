@@ -9,7 +9,6 @@ README.md          the model card
 
 from __future__ import annotations
 
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch import nn
 from regard.errors import UserError
 from regard.model import store
 from regard.settings import Settings
+from regard.text.directories import whole_directory
 from regard.text.lines import atomic_write
 from regard.text.tokenizer import TokenizerPair
 
@@ -148,25 +148,17 @@ def write_directory(directory: Path, pipeline: Pipeline, card: str) -> None:
 
     It appears as a whole, in place of one that was there before, so that weights and settings always belong together.
     """
-    partial, before = (directory.with_name(f".{directory.name}.{what}") for what in ("partial", "before"))
-    for leftover in (partial, before):
-        shutil.rmtree(leftover, ignore_errors=True)
-    partial.mkdir(parents=True)
-    fingerprint = None
-    if pipeline.tokenizers is not None:
-        pipeline.tokenizers.save(partial)
-        fingerprint = pipeline.tokenizers.fingerprint
+    tokenizers = pipeline.tokenizers
     texts = {CARD: card}
     if pipeline.settings is not None:
         texts[GENERATION] = pipeline.settings.model_dump_json(indent=2) + "\n"
-    for name, text in texts.items():
-        with atomic_write(partial / name) as file:
-            file.write(text.encode("utf-8"))
-    store.write(partial, pipeline.model, pipeline.languages, fingerprint)
-    if directory.exists():
-        directory.rename(before)
-    partial.rename(directory)
-    shutil.rmtree(before, ignore_errors=True)
+    with whole_directory(directory) as partial:
+        if tokenizers is not None:
+            tokenizers.save(partial)
+        for name, text in texts.items():
+            with atomic_write(partial / name) as file:
+                file.write(text.encode("utf-8"))
+        store.write(partial, pipeline.model, pipeline.languages, None if tokenizers is None else tokenizers.fingerprint)
 
 
 def choose_device(name: str | torch.device | None) -> torch.device:
