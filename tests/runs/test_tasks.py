@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -14,12 +15,23 @@ from regard.errors import UserError
 from regard.model import adapters, store
 from regard.runs import run
 from regard.runs.run import load_settings
+from regard.runs.settings import TaskName
 from regard.runs.tasks import TASKS, resolve, written
 from regard.settings import merge, parse_yaml
 from regard.text.lines import read_lines, write_lines
+from regard.training.validation import DIRECTIONS
 from runs.small_runs import Killed, Killer, Recipe, carry_out, recipe
 
 TEXT_TASKS = [name for name in TASKS if name != "image-classification"]  # which has a file of tests of its own
+
+
+def test_every_task_has_metrics_and_is_judged_by_the_first() -> None:
+    assert set(TASKS) == set(get_args(TaskName))
+    for name, task in TASKS.items():
+        assert "loss" in task.metrics
+        assert set(task.metrics) <= set(DIRECTIONS)
+        settings = resolve({"task": name, "data": {"train": {"source": "text"}}}, "recipe")
+        assert settings.validation.metric == task.metrics[0]
 
 
 @pytest.mark.parametrize("task", TEXT_TASKS)

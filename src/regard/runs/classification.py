@@ -36,7 +36,6 @@ from regard.runs.task import Corpus, Run, Task
 from regard.text.lines import write_lines
 from regard.text.tokenizer import Tokenizer, TokenizerPair
 from regard.training.loss import LossSums, classification_loss, token_classification_loss
-from regard.training.validation import TASK_METRICS
 
 ExampleT = TypeVar("ExampleT", Example, Tagged)
 
@@ -224,8 +223,7 @@ class TextClassification(Classification[Example]):
 
     head = "text"
     unit = "text"
-    metrics = TASK_METRICS["text-classification"]
-    defaults: ClassVar[Mapping[str, Any]] = {**Classification.defaults, "validation": {"metric": "accuracy"}}
+    metrics = ("accuracy", "macro_f1", "loss")
     python = 'classify(["..."])'
     command = "regard classify MODEL 'some text'"
 
@@ -252,8 +250,7 @@ class TokenClassification(Classification[Tagged]):
 
     head = "tokens"
     unit = "word"
-    metrics = TASK_METRICS["token-classification"]
-    defaults: ClassVar[Mapping[str, Any]] = {**Classification.defaults, "validation": {"metric": "macro_f1"}}
+    metrics = ("macro_f1", "accuracy", "loss")
     python = 'label_words(["..."])'
     command = "regard classify MODEL 'some text'"
 

@@ -23,19 +23,18 @@ from regard.runs.prepare import described, once
 from regard.runs.settings import DataSettings, Files, RunSettings
 from regard.runs.task import Corpus, Run, Task
 from regard.training.loss import LossSums, classification_loss
-from regard.training.validation import TASK_METRICS
 
 
 class ImageClassification(Task):
     """A label for each image."""
 
     family = "encoder"
-    metrics = TASK_METRICS["image-classification"]
+    metrics = ("accuracy", "macro_f1", "loss")
     options = frozenset({"model.encoder_layers", "model.patches", "images"})
     defaults: ClassVar[Mapping[str, Any]] = {
         "model": {"input": "patches", "tie": "none"},
         "training": {"label_smoothing": 0.0},
-        "validation": {"metric": "accuracy", "samples": 0},
+        "validation": {"samples": 0},
     }
     python = "classify(images)"
     command = "python -c \"import regard; model = regard.load('MODEL')\""

@@ -17,7 +17,6 @@ from regard.runs.settings import RunSettings
 from regard.runs.task import Run
 from regard.runs.texts import TextTask
 from regard.training.loss import LossSums, causal_loss
-from regard.training.validation import TASK_METRICS
 
 PROMPT = 16
 """About so many tokens of a validation text are given to the model to go on from."""
@@ -27,12 +26,11 @@ class LanguageModel(TextTask):
     """A decoder that goes on with a text."""
 
     family = "causal-decoder"
-    metrics = TASK_METRICS["language-model"]
+    metrics = ("loss",)
     options = TextTask.options | {"model.decoder_layers", "packing", "generation"}
     defaults: ClassVar[Mapping[str, Any]] = {
         "model": {"tie": "decoder"},
         "training": {"label_smoothing": 0.0},
-        "validation": {"metric": "loss"},
         "generation": {"max_tokens": 60},
     }
     python = 'generate(["..."])'

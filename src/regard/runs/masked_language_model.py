@@ -18,20 +18,18 @@ from regard.runs.settings import RunSettings
 from regard.runs.task import Run
 from regard.runs.texts import TextTask
 from regard.training.loss import LossSums, masked_loss
-from regard.training.validation import TASK_METRICS
 
 
 class MaskedLanguageModel(TextTask):
     """An encoder that guesses hidden tokens (BERT), and learns language by it."""
 
     family = "encoder"
-    metrics = TASK_METRICS["masked-language-model"]
+    metrics = ("loss",)
     options = TextTask.options | {"model.encoder_layers", "masking"}
     defaults: ClassVar[Mapping[str, Any]] = {
         "tokenizer": {"mask": True},
         "model": {"tie": "decoder"},
         "training": {"label_smoothing": 0.0},
-        "validation": {"metric": "loss"},
     }
     python = 'fill(["... [MASK] ..."])'
     command = "regard fill MODEL 'some [MASK] text'"

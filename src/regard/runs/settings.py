@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -20,8 +20,16 @@ from regard.settings import Settings
 from regard.text.vocabulary import TokenizerSettings
 from regard.training.keeping import CheckpointSettings
 from regard.training.trainer import TrainingSettings
-from regard.training.validation import Task as TaskName
 from regard.training.validation import ValidationSettings
+
+TaskName = Literal[
+    "translation",
+    "language-model",
+    "masked-language-model",
+    "text-classification",
+    "token-classification",
+    "image-classification",
+]
 
 FilePath = Annotated[Path, AfterValidator(Path.absolute)]
 """Made absolute, so that a run can go on from any directory."""

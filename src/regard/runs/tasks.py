@@ -44,7 +44,7 @@ def resolve(values: Mapping[str, Any], origin: str) -> RunSettings:
     """
     task = task_of(values)
     _refuse_foreign(task, values, origin)
-    beneath: dict[str, Any] = dict(task.defaults)
+    beneath = merge({"validation": {"metric": task.metrics[0]}}, task.defaults)
     if isinstance(values.get("preset"), str):
         chosen = preset(values["preset"])
         beneath = merge(

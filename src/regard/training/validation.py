@@ -21,24 +21,6 @@ Metric = Literal["loss", "bleu", "chrf", "accuracy", "macro_f1"]
 DIRECTIONS: dict[Metric, Literal[-1, 1]] = {"loss": -1, "bleu": 1, "chrf": 1, "accuracy": 1, "macro_f1": 1}
 """1: the higher the better; -1: the lower."""
 
-Task = Literal[
-    "translation",
-    "language-model",
-    "masked-language-model",
-    "text-classification",
-    "token-classification",
-    "image-classification",
-]
-TASK_METRICS: dict[Task, tuple[Metric, ...]] = {
-    "translation": ("bleu", "chrf", "loss"),
-    "language-model": ("loss",),
-    "masked-language-model": ("loss",),
-    "text-classification": ("accuracy", "macro_f1", "loss"),
-    "token-classification": ("macro_f1", "accuracy", "loss"),
-    "image-classification": ("accuracy", "macro_f1", "loss"),
-}
-"""What the models of each task can be judged by, first what they are judged by unless told otherwise."""
-
 
 class ValidationSettings(Settings):
     """When to validate, and by what."""
