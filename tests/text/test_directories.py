@@ -19,6 +19,13 @@ def read(directory: Path) -> str:
     return (directory / "a").read_text(encoding="utf-8")
 
 
+def fail_while_writing(directory: Path, expected: str) -> None:
+    with whole_directory(directory) as partial:
+        assert read(directory) == expected
+        (partial / "a").write_text("half", encoding="utf-8")
+        raise KeyError
+
+
 def test_it_takes_the_place_of_what_was_there_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
     for text in ("one", "two"):
         write(tmp_path / "model", text)
@@ -28,9 +35,8 @@ def test_it_takes_the_place_of_what_was_there_and_leaves_nothing_beside_it(tmp_p
 
 def test_a_failure_inside_leaves_what_was_there(tmp_path: Path) -> None:
     write(tmp_path / "model", "one")
-    with pytest.raises(KeyError), whole_directory(tmp_path / "model") as partial:
-        (partial / "a").write_text("half", encoding="utf-8")
-        raise KeyError
+    with pytest.raises(KeyError):
+        fail_while_writing(tmp_path / "model", "one")
     assert read(tmp_path / "model") == "one"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
@@ -38,9 +44,8 @@ def test_a_failure_inside_leaves_what_was_there(tmp_path: Path) -> None:
 def test_what_a_kill_between_two_names_left_is_put_back_first(tmp_path: Path) -> None:
     write(tmp_path / "model", "one")
     (tmp_path / "model").rename(tmp_path / ".model.before")
-    with pytest.raises(KeyError), whole_directory(tmp_path / "model"):
-        assert read(tmp_path / "model") == "one"
-        raise KeyError
+    with pytest.raises(KeyError):
+        fail_while_writing(tmp_path / "model", "one")
     assert read(tmp_path / "model") == "one"
 
 
