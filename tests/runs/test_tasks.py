@@ -14,6 +14,7 @@ import regard
 from regard.errors import UserError
 from regard.model import adapters, store
 from regard.runs import run
+from regard.runs.masked_language_model import MaskedLanguageModel
 from regard.runs.run import load_settings
 from regard.runs.settings import TaskName
 from regard.runs.tasks import TASKS, resolve, written
@@ -207,6 +208,7 @@ FOREIGN = [
     ("masked-language-model", {"tokenizer": {"mask": False}}, "tokenizer.mask: a masked language model needs it"),
     ("language-model", {"preset": "paper-base"}, "paper-base is no causal-decoder; choose one of nanogpt-cpu"),
     ("language-model", {"data": {"train": {"target": "b"}}}, "learns from one text; leave it out"),
+    ("token-classification", {"data": {"test": {"source": "a", "target": "b"}}}, "data.test.target: words and labels"),
     ("language-model", {"adapters": {}}, "adapters change a model that has learned already: name it by initial"),
 ]
 
@@ -216,6 +218,23 @@ def test_mistakes_are_explained(tmp_path: Path, task: str, changes: Recipe, mess
     with pytest.raises(UserError, match=message) as error:
         resolve(merge(recipe(tmp_path, task), changes), "recipe.yaml")
     assert str(error.value).startswith("recipe.yaml: ")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_was_chosen_is_said(task: str) -> None:
+    values = {"task": task, "data": {"train": {"source": "text"}}, "training": {"accumulate": 3}}
+    settings = resolve(merge(TASKS[task].choices(1234), values), "recipe")
+    said = TASKS[task].describe(settings, 1234)
+    assert said.startswith(f"chosen for 1,234 {TASKS[task].counted}: preset {settings.preset} (")
+    amounts = {"language-model": f"{3 * 128 * 16:,} tokens", "image-classification": "96 images"}
+    tokens = settings.masking.tokens if task == "masked-language-model" else settings.batches.tokens
+    assert f", {amounts.get(task, f'{3 * tokens:,} tokens')}" in said
+    assert f"{settings.training.steps:,} steps" in said
+
+
+def test_a_masked_language_model_that_goes_on_says_from_what(tmp_path: Path) -> None:
+    values = tuning(tmp_path, "masked-language-model", pretrained(tmp_path))
+    assert ": the initial model (" in MaskedLanguageModel.describe(resolve(values, "recipe"), 10)
 
 
 def test_another_model_than_the_initial_one_is_refused(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ class Classification(Task, Generic[ExampleT]):
     """What the two kinds of classification of text have in common."""
 
     family = "encoder"
+    counted = "examples"
     options = frozenset({"data.max_length", "tokenizer", "model.encoder_layers", "batches"})
     defaults: ClassVar[Mapping[str, Any]] = {
         "data": {"max_length": 128},
@@ -87,7 +88,7 @@ class Classification(Task, Generic[ExampleT]):
 
     @classmethod
     def size(cls, corpus: Corpus) -> int:
-        """Examples. All are read, so that a bad line is known before anything is begun."""
+        """All examples are read, so that a bad line is known before anything is begun."""
         return sum(1 for _ in cls.read(corpus.train))
 
     @classmethod
@@ -106,15 +107,8 @@ class Classification(Task, Generic[ExampleT]):
         }
 
     @classmethod
-    def describe(cls, settings: RunSettings, size: int) -> str:
-        model, training = settings.model, settings.training
-        begin = "the initial model" if settings.initial is not None else f"preset {settings.preset}"
-        return (
-            f"chosen for {size:,} examples: {begin} ({model.encoder_layers} layers, d_model {model.d_model}, dropout "
-            f"{model.dropout:g}), {settings.batches.tokens * training.accumulate:,} tokens an update, "
-            f"{training.steps:,} steps, schedule {training.schedule.kind} with peak rate "
-            f"{training.schedule.peak_rate:g}; --show prints all, each can be given as an option"
-        )
+    def update(cls, settings: RunSettings) -> str:
+        return f"{settings.batches.tokens * settings.training.accumulate:,} tokens"
 
     @classmethod
     def mistake(cls, settings: RunSettings) -> str | None:
@@ -249,6 +243,7 @@ class TokenClassification(Classification[Tagged]):
     """A label for each word."""
 
     head = "tokens"
+    lone_source = "words and labels stand in one file, source"
     unit = "word"
     metrics = ("macro_f1", "accuracy", "loss")
     python = 'label_words(["..."])'
@@ -257,14 +252,6 @@ class TokenClassification(Classification[Tagged]):
     @classmethod
     def read(cls, files: Files) -> Iterator[Tagged]:
         return read_tagged(files.source)
-
-    @classmethod
-    def mistake(cls, settings: RunSettings) -> str | None:
-        for part in ("train", "dev", "test"):
-            files: Files | None = getattr(settings.data, part)
-            if files is not None and files.target is not None:
-                return f"data.{part}.target: words and labels stand in one file, source; leave it out"
-        return super().mistake(settings)
 
     def text(self, example: Tagged) -> str:
         return " ".join(example.words)

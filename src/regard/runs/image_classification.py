@@ -29,6 +29,8 @@ class ImageClassification(Task):
     """A label for each image."""
 
     family = "encoder"
+    counted = "images"
+    lone_source = "images and labels stand in one file, source"
     metrics = ("accuracy", "macro_f1", "loss")
     options = frozenset({"model.encoder_layers", "model.patches", "images"})
     defaults: ClassVar[Mapping[str, Any]] = {
@@ -59,7 +61,6 @@ class ImageClassification(Task):
 
     @classmethod
     def size(cls, corpus: Corpus) -> int:
-        """Images."""
         return len(read_images(corpus.train.source).names)
 
     @classmethod
@@ -78,22 +79,13 @@ class ImageClassification(Task):
         }
 
     @classmethod
-    def describe(cls, settings: RunSettings, size: int) -> str:
-        model, training = settings.model, settings.training
-        return (
-            f"chosen for {size:,} images: preset {settings.preset} ({model.encoder_layers} layers, d_model "
-            f"{model.d_model}, dropout {model.dropout:g}), {settings.images} images an update, "
-            f"{training.steps:,} steps; --show prints all, each can be given as an option"
-        )
+    def update(cls, settings: RunSettings) -> str:
+        return f"{settings.images * settings.training.accumulate:,} images"
 
     @classmethod
     def mistake(cls, settings: RunSettings) -> str | None:
         if settings.model.input != "patches":
             return f"model.input: {settings.model.input} reads no images; patches does"
-        for part in ("train", "dev", "test"):
-            files: Files | None = getattr(settings.data, part)
-            if files is not None and files.target is not None:
-                return f"data.{part}.target: images and labels stand in one file, source; leave it out"
         return super().mistake(settings)
 
     def __init__(self, run: Run) -> None:

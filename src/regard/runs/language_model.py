@@ -45,15 +45,9 @@ class LanguageModel(TextTask):
         return _choice("base-lm", context=1_024, rows=64, peak_rate=0.0006, steps=200_000, documents="paragraphs")
 
     @classmethod
-    def describe(cls, settings: RunSettings, size: int) -> str:
-        model, training, packing = settings.model, settings.training, settings.packing
-        return (
-            f"chosen for {size:,} words: preset {settings.preset} ({model.decoder_layers} layers, d_model "
-            f"{model.d_model}, dropout {model.dropout:g}), documents: {settings.data.documents}, "
-            f"{packing.rows * packing.context * training.accumulate:,} tokens an update, {training.steps:,} steps, "
-            f"schedule {training.schedule.kind} with peak rate {training.schedule.peak_rate:g}; "
-            "--show prints all, each can be given as an option"
-        )
+    def update(cls, settings: RunSettings) -> str:
+        tokens = settings.packing.rows * settings.packing.context * settings.training.accumulate
+        return f"{tokens:,} tokens (documents: {settings.data.documents})"
 
     @classmethod
     def mistake(cls, settings: RunSettings) -> str | None:

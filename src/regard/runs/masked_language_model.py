@@ -43,15 +43,8 @@ class MaskedLanguageModel(TextTask):
         return _choice("bert-base", tokens=32_768, peak_rate=0.0001, steps=500_000)
 
     @classmethod
-    def describe(cls, settings: RunSettings, size: int) -> str:
-        model, training = settings.model, settings.training
-        return (
-            f"chosen for {size:,} words: preset {settings.preset} ({model.encoder_layers} layers, d_model "
-            f"{model.d_model}, dropout {model.dropout:g}), "
-            f"{settings.masking.tokens * training.accumulate:,} tokens an update, {training.steps:,} steps, "
-            f"schedule {training.schedule.kind} with peak rate {training.schedule.peak_rate:g}; "
-            "--show prints all, each can be given as an option"
-        )
+    def update(cls, settings: RunSettings) -> str:
+        return f"{settings.masking.tokens * settings.training.accumulate:,} tokens"
 
     @classmethod
     def mistake(cls, settings: RunSettings) -> str | None:

@@ -64,6 +64,10 @@ class Task(ABC):
     """What its models can be judged by; the first unless told otherwise."""
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Settings where they differ from those of the classes of settings."""
+    lone_source: ClassVar[str | None] = None
+    """Why files have no `target` beside their `source`, if so."""
+    counted: ClassVar[str]
+    """What the size of a corpus is counted in."""
     options: ClassVar[frozenset[str]]
     """Dotted names of the settings, or sections, that mean something to it but not to every task."""
 
@@ -83,7 +87,7 @@ class Task(ABC):
     @classmethod
     @abstractmethod
     def size(cls, corpus: Corpus) -> int:
-        """How much there is to learn from, in the unit of `choices`."""
+        """How much there is to learn from, in what `counted` says."""
 
     @classmethod
     @abstractmethod
@@ -92,12 +96,31 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
+    def update(cls, settings: RunSettings) -> str:
+        """How much is read for an update, such as "4,096 tokens"."""
+
+    @classmethod
     def describe(cls, settings: RunSettings, size: int) -> str:
         """What was chosen for a corpus of this size, in a line."""
+        model, training = settings.model, settings.training
+        begin = "the initial model" if settings.initial is not None else f"preset {settings.preset}"
+        sides = {"encoder": (model.encoder_layers,), "causal-decoder": (model.decoder_layers,)}
+        layers = "+".join(map(str, sides.get(cls.family, (model.encoder_layers, model.decoder_layers))))
+        rate = "" if training.schedule.peak_rate is None else f" with peak rate {training.schedule.peak_rate:g}"
+        return (
+            f"chosen for {size:,} {cls.counted}: {begin} ({layers} layers, d_model {model.d_model}, d_ff {model.d_ff}, "
+            f"{model.norm_placement}-norm, dropout {model.dropout:g}), {cls.update(settings)} an update, "
+            f"{training.steps:,} steps, schedule {training.schedule.kind}{rate}; --show prints all, each can be given "
+            "as an option"
+        )
 
     @classmethod
     def mistake(cls, settings: RunSettings) -> str | None:
         """Why these settings cannot work, if they cannot."""
+        for part in ("train", "dev", "test"):
+            files: Files | None = getattr(settings.data, part)
+            if cls.lone_source is not None and files is not None and files.target is not None:
+                return f"data.{part}.target: {cls.lone_source}; leave it out"
         if settings.preset is not None and preset(settings.preset).family != cls.family:
             fitting = ", ".join(name for name, each in PRESETS.items() if each.family == cls.family)
             return f"preset: {settings.preset} is no {cls.family}; choose one of {fitting}"

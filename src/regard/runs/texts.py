@@ -18,7 +18,7 @@ from regard.errors import UserError
 from regard.evaluation.metrics import Score
 from regard.runs.initial import initial_tokenizers
 from regard.runs.prepare import described, held_out, once
-from regard.runs.settings import DataSettings, Files, RunSettings
+from regard.runs.settings import DataSettings, Files
 from regard.runs.task import Corpus, Run, Task
 from regard.text.lines import read_lines, write_lines
 from regard.text.tokenizer import TokenizerPair
@@ -31,6 +31,8 @@ class TextTask(Task):
     """A language model of either kind: documents in, nothing beside them."""
 
     options = frozenset({"data.documents", "tokenizer"})
+    counted = "words"
+    lone_source = "a language model learns from one text"
 
     @classmethod
     def corpus(cls, data: DataSettings) -> Corpus:
@@ -54,16 +56,8 @@ class TextTask(Task):
 
     @classmethod
     def size(cls, corpus: Corpus) -> int:
-        """Words. All are read, so that a bad line is known before anything is begun."""
+        """All words are read, so that a bad line is known before anything is begun."""
         return sum(count_words(line) for line in read_lines(corpus.train.source))
-
-    @classmethod
-    def mistake(cls, settings: RunSettings) -> str | None:
-        for part in ("train", "dev", "test"):
-            files: Files | None = getattr(settings.data, part)
-            if files is not None and files.target is not None:
-                return f"data.{part}.target: a language model learns from one text; leave it out"
-        return super().mistake(settings)
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)

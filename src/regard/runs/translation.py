@@ -34,6 +34,7 @@ class Translation(Task):
     """An encoder-decoder that translates line by line."""
 
     family = "encoder-decoder"
+    counted = "pairs"
     metrics = ("bleu", "chrf", "loss")
     options = frozenset(
         {
@@ -80,7 +81,7 @@ class Translation(Task):
 
     @classmethod
     def size(cls, corpus: Corpus) -> int:
-        """Pairs. All are read, so that a bad line is known before anything is begun."""
+        """All pairs are read, so that a bad line is known before anything is begun."""
         return _count(corpus.train)
 
     @classmethod
@@ -112,16 +113,8 @@ class Translation(Task):
         }
 
     @classmethod
-    def describe(cls, settings: RunSettings, size: int) -> str:
-        model, training = settings.model, settings.training
-        rate = "" if training.schedule.peak_rate is None else f" with peak rate {training.schedule.peak_rate:g}"
-        return (
-            f"chosen for {size:,} pairs: preset {settings.preset} "
-            f"({model.encoder_layers}+{model.decoder_layers} layers, "
-            f"d_model {model.d_model}, d_ff {model.d_ff}, {model.norm_placement}-norm, dropout {model.dropout:g}), "
-            f"{settings.batches.tokens * training.accumulate:,} tokens an update, {training.steps:,} steps, "
-            f"schedule {training.schedule.kind}{rate}; --show prints all, each can be given as an option"
-        )
+    def update(cls, settings: RunSettings) -> str:
+        return f"{settings.batches.tokens * settings.training.accumulate:,} tokens"
 
     @classmethod
     def mistake(cls, settings: RunSettings) -> str | None:
