@@ -6,6 +6,7 @@ Each class of settings lives beside the class it configures; this file holds wha
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -180,6 +181,25 @@ def read_yaml(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise UserError(f"{path}: should hold settings like 'model:', not {type(values).__name__}")
+    return values
+
+
+def read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A JSON object from a file, or `missing` where that is given and the file is not there.
+
+    Raises:
+        UserError: it cannot be read, or holds something else.
+    """
+    if missing is not None and not path.exists():
+        return missing
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: is not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: should hold a JSON object")
     return values
 
 

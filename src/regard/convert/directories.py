@@ -14,6 +14,7 @@ from regard.convert.whisper import refuse_other_frames, write_frames
 from regard.errors import UserError
 from regard.model import store
 from regard.pipelines.directory import CARD, GENERATION
+from regard.settings import read_json
 from regard.text.directories import whole_directory
 from regard.text.foreign import read_hub_tokenizer, write_hub_tokenizer
 from regard.text.lines import atomic_write
@@ -83,8 +84,7 @@ def to_huggingface(
     model = store.read(source)
     tokenizers = TokenizerPair.load(source) if any((source / name).exists() for name in TOKENIZERS) else None
     ids = Ids() if tokenizers is None else _ids(tokenizers)
-    generation = source / GENERATION
-    search = store.read_json(generation) if generation.exists() else {}
+    search = read_json(source / GENERATION, missing={})
 
     def more(partial: Path) -> None:
         if tokenizers is not None and tokenizer:

@@ -9,9 +9,8 @@ from typing import Any
 
 from regard.convert.config import Config
 from regard.convert.mapping import Ids
-from regard.model.store import read_json
 from regard.search.settings import GenerationSettings, SearchSettings
-from regard.settings import Settings
+from regard.settings import Settings, read_json
 from regard.text.lines import atomic_write
 
 FILE = "generation_config.json"

@@ -26,8 +26,8 @@ from regard.convert.mapping import weights as all_weights
 from regard.convert.order import sines_first
 from regard.convert.output import refuse_other
 from regard.errors import JobError, UserError
-from regard.model.store import read_json
 from regard.model.transformer import Model
+from regard.settings import read_json
 from regard.text.directories import whole_directory
 from regard.text.lines import atomic_write
 

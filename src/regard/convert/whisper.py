@@ -13,7 +13,7 @@ from regard.convert.config import Config
 from regard.convert.mapping import Architecture, Blueprint, Ids, InexpressibleError, Row, linear, row, word_for
 from regard.data.sound import HOP, RATE, WINDOW
 from regard.model.settings import ModelSettings
-from regard.model.store import read_json
+from regard.settings import read_json
 from regard.text.lines import atomic_write
 
 GELU = {theirs: ours for theirs, ours in PLAIN.items() if ours == "gelu"}

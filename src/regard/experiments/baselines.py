@@ -20,13 +20,13 @@ import torch
 from regard.errors import UserError
 from regard.experiments import report
 from regard.experiments.contenders import Contender, ContendersSettings, contenders, parameters
-from regard.model.store import read_json
 from regard.pipelines import choose_device
 from regard.runs.prepare import begin_anew
 from regard.runs.run import build_trainer
 from regard.runs.settings import RunSettings
 from regard.runs.task import Run, Say
 from regard.runs.translation import Translation
+from regard.settings import read_json
 from regard.text.lines import atomic_write
 from regard.training.checkpoint import load_latest
 from regard.training.terminal import TerminalView

@@ -28,7 +28,7 @@ from regard.model import store
 from regard.model.attention import MultiHeadAttention
 from regard.model.dropout import dropout
 from regard.model.feed_forward import FeedForward
-from regard.settings import Settings
+from regard.settings import Settings, read_json
 from regard.text.lines import atomic_write
 
 Target = Literal[
@@ -206,7 +206,7 @@ def save(directory: Path, given: Adapters) -> None:
 def load(directory: Path) -> Adapters:
     """Read what `save` wrote; `UserError` names the file and what is wrong with it."""
     path = directory / CONFIG
-    config = AdapterConfig.parse(store.read_json(path), str(path))
+    config = AdapterConfig.parse(read_json(path), str(path))
     return Adapters(config.adapters, store.read_tensors(directory / WEIGHTS))
 
 

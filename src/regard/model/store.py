@@ -6,10 +6,9 @@ model share stands in it once.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -21,7 +20,7 @@ from regard.errors import UserError
 from regard.model.inputs import Embedding
 from regard.model.settings import HeadSettings, ModelSettings
 from regard.model.transformer import BidirectionalEncoder, CausalDecoder, EncoderDecoder, Model
-from regard.settings import Settings
+from regard.settings import Settings, read_json
 from regard.text.lines import atomic_write
 
 CONFIG = "config.json"
@@ -207,19 +206,6 @@ def read_config(directory: Path) -> ModelConfig:
             "install the release that wrote it, or a newer one"
         )
     return ModelConfig.parse(values, str(path))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; anything else raises `UserError`."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: is not valid JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: should hold a JSON object")
-    return values
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

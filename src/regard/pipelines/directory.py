@@ -20,7 +20,7 @@ from torch import nn
 
 from regard.errors import UserError
 from regard.model import store
-from regard.settings import Settings
+from regard.settings import Settings, read_json
 from regard.text.directories import whole_directory
 from regard.text.lines import atomic_write
 from regard.text.tokenizer import TokenizerPair
@@ -129,8 +129,7 @@ def read_directory(path: Path, device: str | torch.device | None = None) -> Mode
     config = store.read_config(directory)
     model = store.read(directory, choose_device(device))
     tokenizers = None if config.vocabulary == store.Vocabulary() else _tokenizers(directory, config)
-    generation = directory / GENERATION
-    values = store.read_json(generation) if generation.exists() else {}
+    values = read_json(directory / GENERATION, missing={})
     return ModelDirectory(directory, config, model, tokenizers, values)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from regard.data.corpus import CleaningReport
 from regard.errors import UserError
-from regard.model.store import read_json
 from regard.runs.settings import Files
 from regard.runs.task import Corpus, Run
+from regard.settings import read_json
 from regard.text.lines import write_lines
 from regard.training.checkpoint import checkpoints
 

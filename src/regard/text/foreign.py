@@ -11,7 +11,8 @@ from typing import Any, Literal
 from tokenizers import Tokenizer as Backend
 
 from regard.errors import UserError
-from regard.text.hub import TOKENIZER, TOKENIZER_CONFIG, Files, Hub, document, read_object
+from regard.settings import read_json
+from regard.text.hub import TOKENIZER, TOKENIZER_CONFIG, Files, Hub, document
 from regard.text.lines import atomic_write
 from regard.text.sentencepieces import read_pieces
 from regard.text.tokenizer import Control, Frames, TokenizerPair
@@ -221,7 +222,7 @@ def _marian(files: Files, language: str | None) -> TokenizerPair:
     pair = []
     for side, name in (("source", "vocab.json"), ("target", "target_vocab.json")):
         own = files.directory / name
-        numbers = read_object(own if own.exists() else files.directory / "vocab.json")
+        numbers = read_json(own if own.exists() else files.directory / "vocab.json")
         names = files.names()
         size, special = files.number("vocab_size"), list(names.values())
         cut, sealed = read_pieces(files.directory / f"{side}.spm", numbers, size, names["unk"], special)
@@ -243,7 +244,7 @@ def _marian(files: Files, language: str | None) -> TokenizerPair:
 def _m2m(files: Files) -> tuple[Hub, list[int]]:
     """M2M100: one model of pieces, whose list the languages follow."""
     names = files.names()
-    numbers = read_object(files.directory / "vocab.json")
+    numbers = read_json(files.directory / "vocab.json")
     languages = files.further() or [f"__{code}__" for code in _M2M_LANGUAGES.split()]
     special = list(dict.fromkeys([*names.values(), *languages]))
     path, size = files.directory / "sentencepiece.bpe.model", files.number("vocab_size")

@@ -13,6 +13,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from regard.errors import UserError
+from regard.settings import read_json
 from regard.text.vocabulary import Document
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -50,8 +51,8 @@ class Files:
         config, tokenizer = directory / "config.json", directory / "special_tokens_map.json"
         return cls(
             directory,
-            read_object(config) | read_object(directory / "generation_config.json", missing={}),
-            read_object(tokenizer, missing={}) | read_object(directory / TOKENIZER_CONFIG, missing={}),
+            read_json(config) | read_json(directory / "generation_config.json", missing={}),
+            read_json(tokenizer, missing={}) | read_json(directory / TOKENIZER_CONFIG, missing={}),
         )
 
     @property
@@ -137,7 +138,7 @@ def document(files: Files) -> Document:
     """
     directory = files.directory
     if (directory / TOKENIZER).exists():
-        return read_object(directory / TOKENIZER)
+        return read_json(directory / TOKENIZER)
     if (directory / "vocab.json").exists() and (directory / "merges.txt").exists():
         backend = _byte_level(files)
     elif (directory / "vocab.txt").exists():
@@ -182,25 +183,6 @@ def _library(directory: Path, make: Any) -> Backend:
         return Backend(make())
     except Exception as error:  # the library has no narrower class
         raise UserError(f"{directory}: the vocabulary is damaged: {error}; fetch it again") from None
-
-
-def read_object(path: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A JSON object from a file, or `missing` where that is given and the file is not there.
-
-    Raises:
-        UserError: it cannot be read, or holds something else.
-    """
-    if missing is not None and not path.exists():
-        return missing
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: is not valid JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: should hold a JSON object")
-    return values
 
 
 def content(token: Any) -> str | None:

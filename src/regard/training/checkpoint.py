@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from regard.errors import JobError, UserError
 from regard.model import store
+from regard.settings import read_json
 
 log = logging.getLogger("regard")
 
@@ -105,7 +106,7 @@ def save_checkpoint(directory: Path, step: int, checkpoint: Checkpoint) -> Path:
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint, checking every byte; `UserError` when it is incomplete, damaged or of another version."""
-    state = store.read_json(path / STATE)
+    state = read_json(path / STATE)
     if state.get("version") != VERSION:
         raise UserError(f"{path / STATE}: has format version {state.get('version')!r}; this release reads {VERSION}")
     try:
