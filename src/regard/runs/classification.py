@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from torch import nn
@@ -155,8 +156,12 @@ class Classification(Task, Generic[ExampleT]):
         if corpus.dev is not None or part == "test":
             assert files is not None
             return self.read(files)
-        chosen = held_out(self.size(corpus))
-        return (each for each in self.read(corpus.train) if chosen(self.text(each)) == (part == "dev"))
+        return (each for each in self.read(corpus.train) if self._held_out(self.text(each)) == (part == "dev"))
+
+    @cached_property
+    def _held_out(self) -> Callable[[str], bool]:
+        """Whether a text to train on is for validation, where there are no dev files."""
+        return held_out(self.size(self.run.corpus))
 
     def _open(self, part: str) -> LabelledDataset:
         return LabelledDataset.open(self.run.data / f"{part}.arrow", self.tokenizers.source)

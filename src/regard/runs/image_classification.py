@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from regard.data.examples import ImageBatches, ImageDataset, LabelledBatch
-from regard.data.images import digits, read_images
+from regard.data.images import Images, digits, read_images
 from regard.data.named import default_cache
 from regard.errors import UserError
 from regard.evaluation.classification import predictions
@@ -92,21 +92,22 @@ class ImageClassification(Task):
         super().__init__(run)
         once(run, lambda: None)
         assert run.corpus.dev is not None
-        self.labels = tuple(sorted(set(read_images(run.corpus.train.source).names)))
-        self.images, dev = self._open(run.corpus.train.source), self._open(run.corpus.dev.source)
+        train, dev = run.corpus.train.source, run.corpus.dev.source
+        images = read_images(train)
+        self.labels = tuple(sorted(set(images.names)))
+        self.images = self._dataset(images, train)
         self.train = ImageBatches(self.images, run.settings.images, run.settings.training.seed)
-        self.dev = self._dev = ImageBatches(dev, run.settings.images)
+        self.dev = self._dev = ImageBatches(self._dataset(read_images(dev), dev), run.settings.images)
 
-    def _open(self, path: Path) -> ImageDataset:
+    def _dataset(self, images: Images, path: Path) -> ImageDataset:
         """A part of the corpus; `UserError` unless its images have the size that the model reads."""
-        found = read_images(path)
         patches = self.run.settings.model.patches
-        size, wanted = found.images_NCHW.shape[1:], (patches.channels, patches.height, patches.width)
+        size, wanted = images.images_NCHW.shape[1:], (patches.channels, patches.height, patches.width)
         if size != wanted:
             raise UserError(
                 f"{path}: holds images of {size} where model.patches has {wanted} (channels, height, width)"
             )
-        return found.dataset(self.labels, path)
+        return images.dataset(self.labels, path)
 
     @property
     def amount(self) -> str:
@@ -129,7 +130,7 @@ class ImageClassification(Task):
         files = self.run.corpus.test
         if files is None:
             return []
-        batches = ImageBatches(self._open(files.source), self.run.settings.images)
+        batches = ImageBatches(self._dataset(read_images(files.source), files.source), self.run.settings.images)
         return predictions(encoder(model), batches.in_order()).scores("image")
 
     def pipeline(self, model: nn.Module) -> ImageClassifier:

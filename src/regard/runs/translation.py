@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -176,8 +177,12 @@ class Translation(Task):
         pairs = clean(open_pairs(train.source, train.target), self.run.settings.data.cleaning, report)
         if self.run.corpus.dev is not None:
             return pairs
-        chosen = held_out(_count(train))
-        return (pair for pair in pairs if not chosen(pair[0]))
+        return (pair for pair in pairs if not self._held_out(pair[0]))
+
+    @cached_property
+    def _held_out(self) -> Callable[[str], bool]:
+        """Whether a text to train on is for validation, where there are no dev files."""
+        return held_out(_count(self.run.corpus.train))
 
     def _write_dev(self) -> None:
         """Write the text of validation into the run's directory, pairs with an empty side left out."""
@@ -185,10 +190,8 @@ class Translation(Task):
         origin = corpus.dev or corpus.train
         pairs = open_pairs(origin.source, origin.target)
         if corpus.dev is None:
-            chosen = held_out(_count(origin))
-            pairs = (
-                pair for pair in clean(pairs, self.run.settings.data.cleaning, CleaningReport()) if chosen(pair[0])
-            )
+            cleaned = clean(pairs, self.run.settings.data.cleaning, CleaningReport())
+            pairs = (pair for pair in cleaned if self._held_out(pair[0]))
         kept = [pair for pair in pairs if pair[0].strip() and pair[1].strip()]
         if not kept:
             raise UserError(f"{origin.source}: has no pair for validation; give more text, or dev files")
