@@ -16,7 +16,7 @@ from regard.errors import JobError, UserError
 from regard.model.transformer import CausalDecoder
 from regard.search.windows import windows
 from regard.text.tokenizer import Tokenizer
-from regard.training.loss import vocabulary_loss
+from regard.training import loss
 
 
 @dataclass(frozen=True)
@@ -35,21 +35,17 @@ class Perplexity:
     @property
     def per_token(self) -> float:
         """exp(nll / tokens): compares models of one vocabulary."""
-        return _exp(self.nll, self.tokens)
+        return loss.perplexity(self.nll, self.tokens)
 
     @property
     def per_character(self) -> float:
         """exp(nll / characters): compares models of any vocabulary."""
-        return _exp(self.nll, self.characters)
+        return loss.perplexity(self.nll, self.characters)
 
     @property
     def bits_per_byte(self) -> float:
         """The same for scripts of any kind: bits that the model would need to store a byte of the text."""
         return self.nll / math.log(2) / self.bytes if self.bytes else math.nan
-
-
-def _exp(nll: float, units: int) -> float:
-    return math.exp(min(nll / units, 700.0)) if units else math.nan
 
 
 class _Window(NamedTuple):
@@ -123,5 +119,5 @@ def _score(model: CausalDecoder, ids: Sequence[int], chunk: Sequence[_Window]) -
         scored_BT[row, first - begin : end - begin] = True
     tokens_BT, scored_BT = tokens_BT.to(device), scored_BT.to(device)
     hidden_ND = model.decode(tokens_BT)[:, :-1][scored_BT[:, 1:]]
-    _, nll = vocabulary_loss(model, hidden_ND, tokens_BT[scored_BT], smoothing=0.0)
+    _, nll = loss.vocabulary_loss(model, hidden_ND, tokens_BT[scored_BT], smoothing=0.0)
     return float(nll)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
-import torch
 from torch import nn
 
 from regard.data.binarise import binarise_texts
@@ -22,6 +20,8 @@ from regard.runs.settings import DataSettings, Files
 from regard.runs.task import Corpus, Run, Task
 from regard.text.lines import read_lines, write_lines
 from regard.text.tokenizer import TokenizerPair
+from regard.training.loss import perplexity
+from regard.training.validation import total_nll
 
 VALIDATION_SHARE = 0.1
 """How much of one long text is held out for validation, at its end, when no dev file is given."""
@@ -76,13 +76,8 @@ class TextTask(Task):
 
     def perplexity(self, model: nn.Module, batches: Feed[AnyBatch], how: str) -> list[Score]:
         """exp of the mean negative log-likelihood over all batches."""
-        device = next(model.parameters()).device
-        nll, tokens = 0.0, 0
-        with torch.no_grad():
-            for batch in batches.in_order():
-                sums = self.loss(model, batch.to(device))
-                nll, tokens = nll + float(sums.nll), tokens + sums.tokens
-        return [Score("perplexity", math.exp(min(nll / max(tokens, 1), 700.0)), f"tokens:{tokens}|{how}")]
+        nll, tokens = total_nll(self.loss, model, batches, next(model.parameters()).device)
+        return [Score("perplexity", perplexity(nll, tokens), f"tokens:{tokens}|{how}")]
 
     def _prepare(self) -> None:
         """Hold text out for validation if need be, learn the tokenizer and binarise."""

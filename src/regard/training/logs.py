@@ -11,6 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from regard.errors import JobError
 from regard.text.lines import read_lines, write_lines
+from regard.training.loss import perplexity
 from regard.training.trainer import Listening, StepReport, Trainer
 
 
@@ -28,10 +29,10 @@ class Averages:
         reports, self._reports = self._reports, []
         tokens = sum(report.target_tokens for report in reports)
         seconds = sum(report.seconds for report in reports)
-        nll = sum(report.nll * report.target_tokens for report in reports) / tokens
+        nll = sum(report.nll * report.target_tokens for report in reports)
         return {
             "loss": sum(report.loss * report.target_tokens for report in reports) / tokens,
-            "perplexity": math.exp(min(nll, 700.0)),
+            "perplexity": perplexity(nll, tokens),
             "gradient_norm": sum(report.gradient_norm for report in reports) / len(reports),
             "rate": reports[-1].rate,
             "target_tokens_per_second": tokens / max(seconds, 1e-9),

@@ -9,6 +9,7 @@ Shapes: N positions, D d_model, V vocabulary, L labels; B, T and S as in the bat
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,6 +39,11 @@ class LossSums:
     nll: Float[Tensor, ""]
     """Unsmoothed negative log-likelihood in nats, without gradient: exp(nll / tokens) is the perplexity."""
     tokens: int
+
+
+def perplexity(nll: float, units: int) -> float:
+    """exp(nll / units), a number also where it is beyond float64; NaN where there is nothing."""
+    return math.exp(min(nll / units, 700.0)) if units else math.nan
 
 
 def reference_cross_entropy(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -15,7 +16,8 @@ from torch import nn
 
 from regard.data.feed import AnyBatch, Feed
 from regard.settings import Settings
-from regard.training.trainer import Listening, StepReport, Trainer
+from regard.training.loss import perplexity
+from regard.training.trainer import Listening, Objective, StepReport, Trainer
 
 Metric = Literal["loss", "bleu", "chrf", "accuracy", "macro_f1"]
 DIRECTIONS: dict[Metric, Literal[-1, 1]] = {"loss": -1, "bleu": 1, "chrf": 1, "accuracy": 1, "macro_f1": 1}
@@ -46,19 +48,30 @@ def better(metric: Metric, score: float, than: float | None) -> bool:
 
 
 @torch.no_grad()
+def total_nll(
+    objective: Objective,
+    model: nn.Module,
+    batches: Feed[AnyBatch],
+    device: torch.device,
+    precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> tuple[float, int]:
+    """Negative log-likelihood over all batches, and of how many targets."""
+    nll, tokens = 0.0, 0
+    for batch in batches.in_order():
+        with precision():
+            sums = objective(model, batch.to(device))
+        nll += float(sums.nll)
+        tokens += sums.tokens
+    return nll, tokens
+
+
 def validation_loss(trainer: Trainer, batches: Feed[AnyBatch]) -> dict[str, float]:
     """Negative log-likelihood a token, and perplexity, over all batches; each token that is a target counts the same.
 
     NaN when there is no batch: nothing was measured.
     """
-    nll, tokens = 0.0, 0
-    for batch in batches.in_order():
-        with trainer.precision():
-            sums = trainer.objective(trainer.model, batch.to(trainer.device))
-        nll += float(sums.nll)
-        tokens += sums.tokens
-    loss = nll / tokens if tokens else math.nan
-    return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+    nll, tokens = total_nll(trainer.objective, trainer.model, batches, trainer.device, trainer.precision)
+    return {"loss": nll / tokens if tokens else math.nan, "perplexity": perplexity(nll, tokens)}
 
 
 class Validation(Listening):
