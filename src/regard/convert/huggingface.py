@@ -45,12 +45,6 @@ def is_foreign(directory: Path) -> bool:
     return path.is_file() and "model_type" in read_json(path)
 
 
-def read_blueprint(directory: Path) -> tuple[Architecture, Blueprint]:
-    """What the model in `directory` is made of; `UserError` lists what is not supported."""
-    with _Weights(directory) as weights:
-        return _plan(directory, weights)
-
-
 def read(directory: Path, dtype: torch.dtype | None = torch.float32) -> tuple[Model, Architecture, Blueprint]:
     """The model in `directory`, in evaluation mode.
 
@@ -126,7 +120,7 @@ def _fill(
         parameter = parameters[each.ours]
         parameter.data = tensor.to(dtype or kept).contiguous().clone()
         for name in each.tied:
-            if name in weights.names() and not torch.equal(weights.tensor(name), next(iter(parts.values()))):
+            if name in weights and not torch.equal(weights.tensor(name), next(iter(parts.values()))):
                 raise UserError(f"{weights.origin}: {name} should be the same as {each.names[0]}, for they are tied")
 
 

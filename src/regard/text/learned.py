@@ -23,8 +23,8 @@ class LearnedTokenizer(Tokenizer):
 
     def __init__(self, document: Document) -> None:
         """From the content of a `tokenizer.json`; `Tokenizer.learn` and `load` are the usual ways to get one."""
-        self._control = control(document)
         spelled = pieces(document)
+        self._control = control(spelled)
         mask = _MASK if len(self._control) > _MASK else None
         super().__init__(
             document,

@@ -265,9 +265,9 @@ def pieces(document: Document) -> list[str]:
     return [piece for piece, _ in vocab] if isinstance(vocab, list) else sorted(vocab, key=vocab.__getitem__)
 
 
-def control(document: Document) -> tuple[str, ...]:
-    """The control tokens of a vocabulary. No learned piece can be spelled like the mask: none has letters and signs."""
-    return (*CONTROL, MASK) if MASK in pieces(document)[len(CONTROL) : len(CONTROL) + 1] else CONTROL
+def control(spelled: list[str]) -> tuple[str, ...]:
+    """The control tokens of these pieces. No learned piece can be spelled like the mask: none has letters and signs."""
+    return (*CONTROL, MASK) if MASK in spelled[len(CONTROL) : len(CONTROL) + 1] else CONTROL
 
 
 def parse(text: str, origin: str) -> Document:
@@ -304,7 +304,8 @@ def _every_setting(kind: str) -> Iterator[TokenizerSettings]:
 
 def _sound(document: Document) -> bool:
     """Control tokens first, ids without gaps, every byte present, and nothing that isn't bytes."""
-    vocab, spelled, first = document["model"]["vocab"], pieces(document), control(document)
+    vocab, spelled = document["model"]["vocab"], pieces(document)
+    first = control(spelled)
     if isinstance(vocab, list):
         numbered = all(math.isfinite(score) for _, score in vocab)
     else:
