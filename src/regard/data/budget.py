@@ -32,6 +32,12 @@ class Runs:
         self.order = order
         self.starts, self.ends = bounds[:, 0], bounds[:, 1]
 
+    @classmethod
+    def one_by_one(cls, count: int) -> Runs:
+        """Each of so many items by itself."""
+        each = np.arange(count, dtype=np.int32)
+        return cls(each, np.stack((each, each + 1), axis=1).astype(np.int64))
+
     def __len__(self) -> int:
         return len(self.starts)
 

@@ -5,7 +5,7 @@ Shape suffixes: B rows of the batch, S positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -22,6 +22,7 @@ from regard.data.tokens import TokenDataset
 from regard.data.windows import Windows, cut, pack
 from regard.errors import UserError
 from regard.settings import Settings
+from regard.text.tokenizer import Tokenizer
 
 
 class MaskingSettings(Settings):
@@ -133,8 +134,7 @@ class MaskedBatches(Epochs[_Plan, MaskedBatch]):
     def _rows(self, windows: Windows, random: np.random.Generator | None) -> Runs:
         if self._settings.rows == "packed":
             return pack(windows.lengths + self._around, self._settings.context, self._settings.pool, random)
-        each = np.arange(len(windows), dtype=np.int32)
-        return Runs(each, np.stack((each, each + 1), axis=1).astype(np.int64))
+        return Runs.one_by_one(len(windows))
 
     def _budget(self) -> BatchSettings:
         return BatchSettings(tokens=self._settings.tokens, pool=self._settings.pool)
@@ -173,6 +173,13 @@ class MaskedBatches(Epochs[_Plan, MaskedBatch]):
         return np.concatenate(parts), np.repeat(np.arange(len(parts)), [len(part) for part in parts])
 
 
+def control_ids(tokenizer: Tokenizer) -> list[int]:
+    """Ids that stand for no text, in order."""
+    frames = tokenizer.frames
+    named = {tokenizer.pad, tokenizer.bos, tokenizer.eos, tokenizer.unk, tokenizer.mask}
+    return sorted({*frames.begin, *frames.end, *tokenizer.forbidden, *(each for each in named if each is not None)})
+
+
 @dataclass(frozen=True, eq=False)
 class Mask:
     """Hides tokens of a row of ids."""
@@ -193,10 +200,7 @@ class Mask:
                 f"{dataset.path}: its tokenizer has no mask token, which a masked language model needs; "
                 "learn one with tokenizer.mask: true"
             )
-        named = [tokenizer.pad, tokenizer.bos, tokenizer.eos, tokenizer.unk, tokenizer.mask]
-        frames: Sequence[int] = (*tokenizer.frames.begin, *tokenizer.frames.end, *tokenizer.forbidden)
-        present = [number for number in named if number is not None]
-        control = np.unique(np.array([*present, *frames], np.int64))
+        control = np.array(control_ids(tokenizer), np.int64)
         return cls(settings, tokenizer.mask, control, np.setdiff1d(np.arange(tokenizer.size), control))
 
     def __call__(

@@ -120,8 +120,7 @@ class PackedBatches(Epochs[_Plan, PackedBatch]):
         count = height * -(-targets // (height * context))
         starts = random.integers(0, targets - context, count, endpoint=True)
         windows = Windows(np.zeros(count, np.int32), starts, np.full(count, context, np.int32))
-        each = np.arange(count, dtype=np.int32)
-        return _Plan(windows, Runs(each, np.stack((each, each + 1), axis=1).astype(np.int64)), height)
+        return _Plan(windows, Runs.one_by_one(count), height)
 
     def _batch(self, plan: _Plan, k: int, epoch: int) -> PackedBatch:
         rows = plan.batch(k)

@@ -10,6 +10,7 @@ from typing import Self
 
 from torch import Tensor
 
+from regard.data.masking import control_ids
 from regard.errors import UserError
 from regard.model import store
 from regard.model.transformer import BidirectionalEncoder
@@ -75,7 +76,8 @@ class MaskFiller(Pipeline):
         if self.tokenizer.mask is None:
             raise UserError("the tokenizer has no mask token, which a masked language model needs")
         self._mask = self.tokenizer.mask
-        self._never = _control(self.tokenizer)
+        self._anchor_length = len(self.tokenizer.encode([ANCHOR])[0])
+        self._never = control_ids(self.tokenizer)
 
     @classmethod
     def of(cls, directory: ModelDirectory) -> Self:
@@ -172,18 +174,10 @@ class MaskFiller(Pipeline):
         first, *others = *(part.removesuffix(" ") for part in before), last
         anchored = encode_or_replace(self.tokenizer, [f"{ANCHOR}{part}" for part in others], [name] * len(others))
         (ids,) = encode_or_replace(self.tokenizer, [first], [name])
-        (anchor,) = self.tokenizer.encode([ANCHOR])
         for part in anchored:
-            ids += [self._mask, *part[len(anchor) :]]
+            ids += [self._mask, *part[self._anchor_length :]]
         return ids
 
 
 ANCHOR = "0"
 """A text for what follows a mask to go on from, that no tokenizer joins with what comes after it but a number."""
-
-
-def _control(tokenizer: Tokenizer) -> list[int]:
-    """Ids that stand for no text."""
-    frames = tokenizer.frames
-    named = {tokenizer.pad, tokenizer.bos, tokenizer.eos, tokenizer.unk, tokenizer.mask}
-    return sorted({*frames.begin, *frames.end, *tokenizer.forbidden, *(each for each in named if each is not None)})
