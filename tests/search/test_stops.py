@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from itertools import accumulate
 
 import pytest
@@ -75,6 +76,17 @@ def test_a_character_is_shown_whole() -> None:
 def test_a_space_after_the_prompt_is_kept_and_one_before_a_whole_text_is_none(prompt: str) -> None:
     (ids,) = TOKENIZER.encode(["runs"])
     assert "".join(pieces(ids, prompt=prompt)[0]) == (" runs" if prompt else "runs")
+
+
+@given(st.text("abé好", max_size=8), st.text("abé好", max_size=8), st.text("abé好", max_size=8))
+def test_a_copy_goes_on_by_itself_from_the_same_place(before: str, one: str, other: str) -> None:
+    reader = StopReader(TOKENIZER, byte_by_byte("x"), ("ab", "好é"))
+    shown = "".join(map(reader.push, byte_by_byte(before)))
+    copy = reader.copy()
+    for each, text in ((copy, one), (reader, other)):
+        rest = "".join(map(each.push, byte_by_byte(text))) + each.finish()
+        assert (shown + rest, each.stopped) == cut(before + text, ("ab", "好é"))
+    assert deepcopy(TOKENIZER) is TOKENIZER
 
 
 def test_nothing_follows_a_stop_string() -> None:

@@ -240,6 +240,7 @@ class Writer:
         """The best continuations by beam search."""
         settings = self.settings
         prompts_RT = fill_left(prompts, self.device)
+        readers = [self._reader(prompt) for prompt in prompts]
         with torch.inference_mode():
             found = beam_search(
                 CachedText(self.model, prompts_RT),
@@ -248,26 +249,12 @@ class Writer:
                 begin=prompts_RT,
                 end=self.tokenizer.eos,
                 processors=self._processors(prompts_RT.shape[1]),
-                complete=(lambda source, ids: self._reads_stop(prompts[source], ids)) if settings.stop else None,
+                complete=(lambda source, ids: _reads_stop(readers[source], ids)) if settings.stop else None,
             )
         return [
-            tuple(self._found(ids, limit, hypothesis) for hypothesis in hypotheses)
-            for ids, limit, hypotheses in zip(prompts, limits, found, strict=True)
+            tuple(_found(reader, limit, hypothesis) for hypothesis in hypotheses)
+            for reader, limit, hypotheses in zip(readers, limits, found, strict=True)
         ]
-
-    def _reads_stop(self, prompt: list[int], ids: list[int]) -> bool:
-        reader = self._reader(prompt)
-        for token in ids:
-            reader.push(token)
-        return reader.stopped
-
-    def _found(self, prompt: list[int], limit: int | None, hypothesis: Hypothesis) -> Continuation:
-        reader = self._reader(prompt)
-        text = "".join(map(reader.push, hypothesis.ids)) + reader.finish()
-        stopped: Stopped = "stop" if reader.stopped else "end" if hypothesis.finished else "length"
-        if stopped == "length" and len(hypothesis.ids) != limit:
-            stopped = "blocked"
-        return Continuation(text, hypothesis.ids, hypothesis.log_probability, stopped)
 
     def _processors(self, prompt: int) -> list[Processor]:
         settings, tokenizer = self.settings, self.tokenizer
@@ -303,3 +290,20 @@ class Writer:
 def _grown(text: Growing) -> Continuation:
     assert text.stopped is not None
     return Continuation("".join(text.pieces), tuple(text.ids), text.log_probability, text.stopped)
+
+
+def _reads_stop(prompt: StopReader, ids: list[int]) -> bool:
+    """Whether a stop string comes in these tokens after a prompt that has been read."""
+    reader = prompt.copy()
+    for token in ids:
+        reader.push(token)
+    return reader.stopped
+
+
+def _found(prompt: StopReader, limit: int | None, hypothesis: Hypothesis) -> Continuation:
+    reader = prompt.copy()
+    text = "".join(map(reader.push, hypothesis.ids)) + reader.finish()
+    stopped: Stopped = "stop" if reader.stopped else "end" if hypothesis.finished else "length"
+    if stopped == "length" and len(hypothesis.ids) != limit:
+        stopped = "blocked"
+    return Continuation(text, hypothesis.ids, hypothesis.log_probability, stopped)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 
 from regard.text.tokenizer import Tokenizer
 
@@ -24,6 +25,10 @@ class StopReader:
         self._held = ""
         self.stopped = False
         """Whether a stop string has come."""
+
+    def copy(self) -> StopReader:
+        """One that goes on from here by itself; the tokenizer is shared."""
+        return deepcopy(self)
 
     def push(self, token: int) -> str:
         """The text that is certain now."""

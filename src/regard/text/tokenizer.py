@@ -104,6 +104,9 @@ class Tokenizer(ABC):
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
         self.fingerprint = hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # it never changes
+
     @staticmethod
     def learn(lines: Iterable[str], settings: TokenizerSettings) -> Tokenizer:
         """Learn from text; the result depends only on how often each word occurs, not on the order of the lines.
