@@ -183,10 +183,11 @@ def binarise_tagged(
         for chunk in in_chunks(sentences, CHUNK_ROWS):
             encoded = encode_words(tokenizer, [sentence.words for sentence in chunk])
             for sentence, words in zip(chunk, encoded, strict=True):
-                tags = [_number(numbers, label, origin) for label, origin in sentence.labels]
-                parts = list(_parts(words, tags, max_length))
+                labelled = zip(sentence.words, sentence.labels, strict=True)
+                tags = iter([_number(numbers, label, origin) for _, (label, origin) in labelled])
+                parts = list(word_parts(words, max_length))
                 report.cut += len(parts) > 1
-                yield from parts
+                yield from (_tagged_row(part, tags) for part in parts)
 
     _write(rows(), tokenizer, path, labels, "tokens", report)
     return report
@@ -203,21 +204,32 @@ def encode_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]]) -> li
     return [[next(encoded) or blank for _ in words] for words in sentences]
 
 
+def word_parts(words: Iterable[list[int]], max_length: int) -> Iterator[list[list[int]]]:
+    """The tokens of each word in parts of at most `max_length` tokens; of a longer word those that fit into one."""
+    part: list[list[int]] = []
+    length = 0
+    for ids in words:
+        if part and length + len(ids) > max_length:
+            yield part
+            part, length = [], 0
+        part.append(ids[:max_length])
+        length += len(part[-1])
+    if part:
+        yield part
+
+
 class _Row(NamedTuple):
     tokens: list[int]
     labels: list[int]
 
 
-def _parts(words: list[list[int]], tags: list[int], max_length: int) -> Iterator[_Row]:
-    """The words one after another with the tag of each at its first token, in rows of at most `max_length`."""
+def _tagged_row(words: list[list[int]], tags: Iterator[int]) -> _Row:
+    """The words one after another, with the next tag at the first token of each."""
     row = _Row([], [])
-    for ids, tag in zip(words, tags, strict=True):
-        if row.tokens and len(row.tokens) + len(ids) > max_length:
-            yield row
-            row = _Row([], [])
-        row.tokens.extend(ids[:max_length])
-        row.labels.extend([tag, *[UNSCORED] * (len(ids[:max_length]) - 1)])
-    yield row
+    for ids in words:
+        row.tokens.extend(ids)
+        row.labels.extend([next(tags), *[UNSCORED] * (len(ids) - 1)])
+    return row
 
 
 def _number(numbers: dict[str, int], label: str, origin: str) -> int:

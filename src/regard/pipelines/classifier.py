@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from typing import Self
 
 from torch import Tensor
 
-from regard.data.labelled import encode_words
+from regard.data.labelled import encode_words, word_parts
 from regard.errors import UserError
 from regard.model import store
 from regard.model.transformer import BidirectionalEncoder
@@ -28,6 +29,13 @@ class Label:
 
     name: str
     probability: float
+
+
+def ranked(names: Sequence[str], probabilities_BL: Tensor) -> list[tuple[Label, ...]]:
+    """The labels of each row with their probabilities, best first."""
+    return [
+        tuple(sorted(map(Label, names, row), key=lambda label: -label.probability)) for row in probabilities_BL.tolist()
+    ]
 
 
 @dataclass(frozen=True)
@@ -143,17 +151,13 @@ class Classifier(Pipeline):
 
         def answer(states_BSD: Tensor, batch: list[int]) -> list[tuple[Label, ...]]:
             probabilities_BL = self.model.logits(states_BSD).float().softmax(dim=-1)
-            return [self._ranked(row) for row in probabilities_BL.tolist()]
+            return ranked(self.head.labels, probabilities_BL)
 
         read_ids = [tokens[:most] for tokens in ids]
         found = dict(zip(filled, read(self.model, self.tokenizer, read_ids, answer, self.workers), strict=True))
         shortened = {place for place, tokens in zip(filled, ids, strict=True) if len(tokens) > most}
         for place, text in enumerate(texts):
             yield Classified(text, found.get(place, ()), place in shortened)
-
-    def _ranked(self, probabilities: list[float]) -> tuple[Label, ...]:
-        labels = [Label(name, value) for name, value in zip(self.head.labels, probabilities, strict=True)]
-        return tuple(sorted(labels, key=lambda label: -label.probability))
 
     def _words(self, texts: list[str]) -> Iterator[tuple[Word, ...]]:
         sentences = [text.split() for text in texts]
@@ -164,12 +168,9 @@ class Classifier(Pipeline):
         counts = []
         for encoded in encode_words(self.tokenizer, sentences):
             before = len(parts)
-            for tokens in encoded:
-                if len(parts) == before or len(parts[-1]) + len(tokens) > most:
-                    parts.append([])
-                    firsts.append([])
-                firsts[-1].append(begin + len(parts[-1]))
-                parts[-1] += tokens[:most]
+            for part in word_parts(encoded, most):
+                parts.append(list(chain.from_iterable(part)))
+                firsts.append(list(accumulate(map(len, part[:-1]), initial=begin)))
             counts.append(len(parts) - before)
 
         def answer(states_BSD: Tensor, batch: list[int]) -> list[list[Label]]:

@@ -12,7 +12,7 @@ from regard.data.images import as_input
 from regard.errors import UserError
 from regard.model import store
 from regard.model.transformer import BidirectionalEncoder
-from regard.pipelines.classifier import Label
+from regard.pipelines.classifier import Label, ranked
 from regard.pipelines.directory import ModelDirectory, Pipeline
 
 BATCH = 64
@@ -57,10 +57,8 @@ class ImageClassifier(Pipeline):
         for start in range(0, len(inputs), BATCH):
             with torch.inference_mode():
                 part = torch.from_numpy(np.ascontiguousarray(inputs[start : start + BATCH])).to(self.device)
-                rows = self.model.logits(self.model.encode(part)).float().softmax(dim=-1).tolist()
-            for row in rows:
-                labels = [Label(name, value) for name, value in zip(self.labels, row, strict=True)]
-                results.append(tuple(sorted(labels, key=lambda label: -label.probability)))
+                probabilities_BL = self.model.logits(self.model.encode(part)).float().softmax(dim=-1)
+            results += ranked(self.labels, probabilities_BL)
         return results
 
 
