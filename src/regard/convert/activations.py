@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
+
+Ours = TypeVar("Ours")
 
 PLAIN: dict[str, str] = {
     "relu": "relu",
@@ -34,6 +37,6 @@ GATED: dict[str, str] = {
 """Of those in which the function's value is a gate."""
 
 
-def words(table: Mapping[str, str]) -> dict[str, str]:
+def words(table: Mapping[str, Ours]) -> dict[Ours, str]:
     """The other way round: of several names for one function the first."""
     return {ours: theirs for theirs, ours in reversed(list(table.items()))}

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from regard.convert.activations import PLAIN, words
-from regard.convert.config import Config
+from regard.convert.config import Config, label_names
 from regard.convert.mapping import (
     Architecture,
     Blueprint,
@@ -153,9 +153,8 @@ def _config(kind: _Kind, plan: Blueprint) -> dict[str, Any]:
     if plan.source is None:
         raise InexpressibleError(f"input = {s.input}")
     pad = kind.ids.pad if plan.ids.pad is None else plan.ids.pad
-    classes = {ours: theirs for theirs, ours in reversed(list(_HEADS.items()))}
     values = {
-        "architectures": [kind.model + classes[head.kind if head else None]],
+        "architectures": [kind.model + words(_HEADS)[head.kind if head else None]],
         "vocab_size": plan.source,
         "hidden_size": s.d_model,
         "num_hidden_layers": s.encoder_layers,
@@ -173,8 +172,7 @@ def _config(kind: _Kind, plan: Blueprint) -> dict[str, Any]:
         "eos_token_id": plan.ids.eos,
     }
     if head is not None and head.labels:
-        values["id2label"] = {str(number): label for number, label in enumerate(head.labels)}
-        values["label2id"] = {label: number for number, label in enumerate(head.labels)}
+        values |= label_names(head.labels)
     return values
 
 

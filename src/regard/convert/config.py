@@ -5,7 +5,7 @@ A key is asked for, known to change no result, or a mistake: a value that nobody
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from regard.errors import UserError
@@ -165,6 +165,15 @@ class Config:
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise UserError(f"{self.origin}: {key} should be {what}, not {_short(value)}")
         return value
+
+
+def label_names(labels: Sequence[str]) -> dict[str, Any]:
+    """What `Config.labels` reads, and the same the other way round."""
+    numbered = list(enumerate(labels))
+    return {
+        "id2label": {str(number): label for number, label in numbered},
+        "label2id": {label: number for number, label in numbered},
+    }
 
 
 def _short(value: Any) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from regard.convert.activations import PLAIN, words
-from regard.convert.config import Config
+from regard.convert.config import Config, label_names
 from regard.convert.mapping import (
     FLAT_TOKEN,
     Architecture,
@@ -93,8 +93,7 @@ def _config(plan: Blueprint) -> dict[str, Any]:
         "qkv_bias": True,
     }
     if head is not None:
-        values["id2label"] = {str(number): label for number, label in enumerate(head.labels)}
-        values["label2id"] = {label: number for number, label in enumerate(head.labels)}
+        values |= label_names(head.labels)
     return values
 
 
