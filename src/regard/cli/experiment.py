@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import App, Parameter
 
@@ -50,8 +50,6 @@ def baselines(
         raise UserError(f"--minutes {minutes:g}: should be above 0")
     values = merge(read_yaml(recipe), parse_overrides(words))
 
-    from rich.console import Console
-
     from regard.experiments.baselines import Comparison
     from regard.experiments.contenders import ContendersSettings
     from regard.runs.tasks import resolve
@@ -60,14 +58,6 @@ def baselines(
     origin = f"{recipe} with the options"
     own = {name: values.pop(name) for name in ContendersSettings.model_fields if name in values}
     contenders = ContendersSettings.parse(own, origin)
-    console = Console(stderr=True)
-    plain: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
-    comparison = Comparison(
-        out,
-        resolve(values, origin),
-        contenders,
-        TerminalView(console),
-        lambda text: console.print(text, **plain),
-        minutes,
-    )
+    view = TerminalView()
+    comparison = Comparison(out, resolve(values, origin), contenders, view, view.say, minutes)
     print(comparison.run(), end="")

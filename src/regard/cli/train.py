@@ -98,17 +98,12 @@ def train(
     if directory is None:
         directory = _directory(out, recipe)
 
-    from rich.console import Console
-
     from regard.runs.run import train as run
     from regard.training.terminal import TerminalView
 
-    console = Console(stderr=True)
-    if run(directory, settings, TerminalView(console), lambda text: console.print(text, **PLAIN)) is None:
+    view = TerminalView()
+    if run(directory, settings, view, view.say) is None:
         raise SystemExit(130)  # stopped by Ctrl-C, with all saved
-
-
-PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
 
 
 def _words(words: tuple[str, ...]) -> tuple[Path | None, dict[str, Any]]:

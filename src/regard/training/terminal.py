@@ -25,6 +25,10 @@ class TerminalView(Listening):
         self._first_step = 0
         self._last_line = 0.0
 
+    def say(self, text: str) -> None:
+        """A line that stays, as it is."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
     def on_start(self, trainer: Trainer) -> None:
         self._begin = self._last_line = time.monotonic()
         self._first_step = trainer.progress.step
@@ -41,13 +45,11 @@ class TerminalView(Listening):
             self._progress.update(self._progress.task_ids[0], completed=report.step, description=line)
         elif time.monotonic() - self._last_line >= PLAIN_SECONDS or report.step == trainer.settings.steps:
             self._last_line = time.monotonic()
-            self.console.print(self._line(trainer), highlight=False, markup=False, soft_wrap=True)
+            self.say(self._line(trainer))
 
     def on_validation(self, trainer: Trainer, scores: dict[str, float]) -> None:
         values = " · ".join(f"{name} {value:.2f}" for name, value in scores.items())
-        self.console.print(
-            f"step {trainer.progress.step} · validation · {values}", highlight=False, markup=False, soft_wrap=True
-        )
+        self.say(f"step {trainer.progress.step} · validation · {values}")
 
     def close(self) -> None:
         if self._progress is not None:
