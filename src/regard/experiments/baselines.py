@@ -22,7 +22,7 @@ from regard.experiments import report
 from regard.experiments.contenders import Contender, ContendersSettings, contenders, parameters
 from regard.pipelines import choose_device
 from regard.runs.prepare import begin_anew
-from regard.runs.run import build_trainer
+from regard.runs.run import build_trainer, go_on
 from regard.runs.settings import RunSettings
 from regard.runs.task import Run, Say
 from regard.runs.translation import Translation
@@ -115,7 +115,7 @@ class Comparison:
         run.say(f"{contender.name}: {size:,} parameters, {training.steps:,} updates")
         found = load_latest(run.directory / "checkpoints")
         if found:
-            trainer.resume(found[1], str(found[0]))
+            go_on(trainer, *found)
             run.say(f"{contender.name}: going on from step {trainer.progress.step:,}")
         if trainer.progress.step < training.steps:
             trainer.train()

@@ -37,7 +37,7 @@ from regard.runs.task import Run, Say, Task
 from regard.runs.tasks import TASKS, reread, written
 from regard.settings import merge, read_yaml
 from regard.text.lines import atomic_write
-from regard.training.checkpoint import load_latest
+from regard.training.checkpoint import Checkpoint, load_latest
 from regard.training.keeping import CheckpointKeeper
 from regard.training.logs import MetricsLog
 from regard.training.terminal import TerminalView, duration
@@ -75,12 +75,8 @@ def _carry_out(run: Run, view: TerminalView) -> dict[str, float] | None:
     trainer = build_trainer(task, model, view)
     say(_describe(task, trainer))
     if found:
-        path, checkpoint = found
-        try:
-            trainer.resume(checkpoint, str(path))
-        except (KeyError, TypeError, ValueError) as error:  # whole, by its checksums, and still not such a state
-            raise UserError(f"{path}: does not hold the state of this run ({error!r}); move it away") from None
-        say(f"going on from step {trainer.progress.step:,} ({path})")
+        go_on(trainer, *found)
+        say(f"going on from step {trainer.progress.step:,} ({found[0]})")
     if trainer.progress.step < settings.training.steps:
         with _interruptible(trainer):
             trainer.train()
@@ -91,6 +87,14 @@ def _carry_out(run: Run, view: TerminalView) -> dict[str, float] | None:
         say(f"stopped early at step {trainer.progress.step:,}: {trainer.stop_reason}")
     say(f"trained {trainer.progress.step:,} steps in {duration(trainer.progress.seconds)}")
     return export(task, trainer)
+
+
+def go_on(trainer: Trainer, path: Path, checkpoint: Checkpoint) -> None:
+    """Let the trainer go on from a checkpoint; `UserError` where that is none of this run."""
+    try:
+        trainer.resume(checkpoint, str(path))
+    except (KeyError, TypeError, ValueError) as error:  # whole, by its checksums, and still not such a state
+        raise UserError(f"{path}: does not hold the state of this run ({error!r}); move it away") from None
 
 
 def build_model(task: Task, new: bool = True) -> nn.Module:
