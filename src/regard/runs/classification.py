@@ -31,7 +31,7 @@ from regard.model.settings import HeadSettings
 from regard.model.transformer import BidirectionalEncoder
 from regard.pipelines.classifier import Classifier
 from regard.runs.initial import initial_tokenizers
-from regard.runs.prepare import described, held_out, once, shown
+from regard.runs.prepare import credited, described, held_out, once, shown
 from regard.runs.settings import DataSettings, Files, RunSettings
 from regard.runs.task import Corpus, Run, Task
 from regard.text.lines import write_lines
@@ -84,8 +84,7 @@ class Classification(Task, Generic[ExampleT]):
         named = get(data.corpus, "label")
         parts = (named.train, named.dev, named.test)
         train, dev, test = (Files(source=source, target=target) for source, target in parts)
-        description = f"{named.name}. Origin: {named.origin}. Licence: {named.licence}. {named.attribution}."
-        return Corpus(train, dev, test, description)
+        return Corpus(train, dev, test, credited(named))
 
     @classmethod
     def size(cls, corpus: Corpus) -> int:

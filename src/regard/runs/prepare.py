@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from regard.data.corpus import CleaningReport
+from regard.data.named import NamedCorpus
 from regard.errors import UserError
 from regard.runs.settings import Files
 from regard.runs.task import Corpus, Run
@@ -79,6 +80,11 @@ def say_left_out(run: Run, report: CleaningReport) -> None:
     """Nothing is left out of training silently."""
     for reason, dropped in report.dropped.items():
         run.say(f"left out of training: {dropped.count:,} pairs, {reason} (first in line {dropped.line:,})")
+
+
+def credited(named: NamedCorpus, languages: str = "") -> str:
+    """What a model card says of a named corpus."""
+    return f"{named.name}{languages}. Origin: {named.origin}. Licence: {named.licence}. {named.attribution}."
 
 
 def described(files: Files) -> str:

@@ -15,7 +15,7 @@ from regard.data.tokens import TokenDataset, read_documents
 from regard.errors import UserError
 from regard.evaluation.metrics import Score
 from regard.runs.initial import initial_tokenizers
-from regard.runs.prepare import described, held_out, once
+from regard.runs.prepare import credited, described, held_out, once
 from regard.runs.settings import DataSettings, Files
 from regard.runs.task import Corpus, Run, Task
 from regard.text.lines import read_lines, write_lines
@@ -48,11 +48,7 @@ class TextTask(Task):
         assert data.corpus is not None
         named = get(data.corpus, "de")  # whose English side is read
         train, dev, test = (Files(source=source) for source, _ in (named.train, named.dev, named.test))
-        description = (
-            f"{named.name}, {named.source_language}. Origin: {named.origin}. Licence: {named.licence}. "
-            f"{named.attribution}."
-        )
-        return Corpus(train, dev, test, description)
+        return Corpus(train, dev, test, credited(named, f", {named.source_language}"))
 
     @classmethod
     def size(cls, corpus: Corpus) -> int:

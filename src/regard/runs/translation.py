@@ -21,7 +21,7 @@ from regard.model.interface import SequenceToSequence
 from regard.model.transformer import EncoderDecoder
 from regard.pipelines import Translator
 from regard.runs.initial import initial_tokenizers
-from regard.runs.prepare import described, held_out, once, say_left_out, shown
+from regard.runs.prepare import credited, described, held_out, once, say_left_out, shown
 from regard.runs.settings import DataSettings, Files, RunSettings
 from regard.runs.task import Corpus, Run, Task
 from regard.search.engine import translate
@@ -74,11 +74,8 @@ class Translation(Task):
         train, dev, test = (
             Files(source=source, target=target) for source, target in (named.train, named.dev, named.test)
         )
-        description = (
-            f"{named.name}, {named.source_language} to {named.target_language}. Origin: {named.origin}. "
-            f"Licence: {named.licence}. {named.attribution}."
-        )
-        return Corpus(train, dev, test, description)
+        languages = f", {named.source_language} to {named.target_language}"
+        return Corpus(train, dev, test, credited(named, languages))
 
     @classmethod
     def size(cls, corpus: Corpus) -> int:
