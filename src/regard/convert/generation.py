@@ -20,7 +20,7 @@ def read_generation(directory: Path, family: str) -> Settings | None:
     """Our settings of search from theirs, which older releases keep in `config.json`; None for an encoder.
 
     Their length penalty divides by a power of the length, ours by that of the paper, so the exponent is the same and
-    the ranking nearly. What ours has no word for (no_repeat_ngram_size and the like) is left out.
+    the ranking nearly. What ours has no word for (no_repeat_ngram_size of an encoder-decoder and the like) is left out.
     """
     values = read_json(directory / "config.json")
     path = directory / FILE
@@ -36,16 +36,18 @@ def read_generation(directory: Path, family: str) -> Settings | None:
 
 
 def _sampling(config: Config) -> dict[str, Any]:
-    beam = config.integer("num_beams", 1)
-    penalty = config.number("repetition_penalty", 1.0)
+    values = {
+        "repetition_penalty": config.number("repetition_penalty", 1.0),
+        "no_repeat": config.integer("no_repeat_ngram_size", 0),
+    }
     if not config.flag("do_sample", False):
-        return {"temperature": 0.0, "beam": beam, "repetition_penalty": penalty}
-    return {
+        beam, alpha = config.integer("num_beams", 1), config.number("length_penalty", 1.0)
+        return values | {"temperature": 0.0, "beam": beam, "alpha": alpha}
+    return values | {
         "temperature": config.number("temperature", 1.0),
         "top_k": config.integer("top_k", 50),
         "top_p": config.number("top_p", 1.0),
         "min_p": config.number("min_p", 0.0),
-        "repetition_penalty": penalty,
     }
 
 
@@ -59,11 +61,13 @@ def write_generation(directory: Path, settings: Mapping[str, Any], ids: Ids) -> 
         "forced_bos_token_id": ids.forced,
         "num_beams": settings.get("beam", 1),
     }
-    if settings.get("temperature", 0) > 0:
-        drawn = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        values |= {"do_sample": True} | {key: settings[key] for key in drawn if key in settings}
-    elif values["num_beams"] > 1:
+    if values["num_beams"] > 1:  # which does not draw here, whatever the temperature
         values["length_penalty"] = settings.get("alpha", 1.0)
+    elif settings.get("temperature", 0) > 0:
+        drawn = ("temperature", "top_k", "top_p", "min_p")
+        values |= {"do_sample": True} | {key: settings[key] for key in drawn if key in settings}
+    values["repetition_penalty"] = settings.get("repetition_penalty")
+    values["no_repeat_ngram_size"] = settings.get("no_repeat")
     with atomic_write(directory / FILE) as file:
         content = {key: value for key, value in values.items() if value is not None}
         file.write((json.dumps(content, indent=2) + "\n").encode())
