@@ -88,7 +88,7 @@ def binarise(folder: Path, processes: int) -> str:
     report = write(pairs, TokenizerPair.load(folder), path, processes=processes)
     rate = report.read / (time.perf_counter() - started)
     size = path.stat().st_size
-    return f"{rate:,.0f} lines/s; {size / 1e6:,.0f} MB, {size / report.pairs:.0f} bytes a pair; {report}"
+    return f"{rate:,.0f} lines/s; {size / 1e6:,.0f} MB, {size / report.kept:.0f} bytes a pair; {report}"
 
 
 def plan(folder: Path, tokens: int) -> str:

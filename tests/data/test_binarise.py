@@ -44,7 +44,7 @@ def test_the_text_comes_back(tmp_path: Path, tokenizers: TokenizerPair) -> None:
     assert dataset.source_lengths.tolist() == [len(ids) for ids in tokenizers.source.encode([s for s, _ in PAIRS])]
     assert dataset.target_lengths.tolist() == [len(ids) for ids in tokenizers.target.encode([t for _, t in PAIRS])]
     assert dataset.source_lengths.dtype == dataset.target_lengths.dtype == np.int32
-    assert (report.read, report.pairs, report.skipped) == (3, 3, {})
+    assert (report.read, report.kept, report.skipped) == (3, 3, {})
     assert report.source_tokens == dataset.source_lengths.sum()
     assert report.target_tokens == dataset.target_lengths.sum()
 
@@ -80,7 +80,7 @@ def test_pairs_that_cannot_be_used_are_skipped_and_reported(
     path = tmp_path / "pairs.arrow"
     report = binarise(pairs, tokenizers, path, max_length=50)
     assert decoded(PairDataset.open(path), tokenizers) == PAIRS
-    assert (report.read, report.pairs) == (8, 3)
+    assert (report.read, report.kept) == (8, 3)
     assert {reason: (skipped.count, skipped.first_line) for reason, skipped in report.skipped.items()} == {
         "empty source": (1, 2),
         "source longer than 50 tokens": (2, 4),
@@ -91,7 +91,7 @@ def test_pairs_that_cannot_be_used_are_skipped_and_reported(
 
 def test_a_pair_of_exactly_the_longest_length_is_kept(tmp_path: Path, tokenizers: TokenizerPair) -> None:
     path = tmp_path / "pairs.arrow"
-    assert binarise([("1" * 9, "2" * 9)], tokenizers, path, max_length=10).pairs == 1
+    assert binarise([("1" * 9, "2" * 9)], tokenizers, path, max_length=10).kept == 1
     assert PairDataset.open(path).source_lengths.tolist() == [10]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -22,7 +23,12 @@ from regard.text.tokenizer import Tokenizer, TokenizerPair
 class Report:
     """What went into a file, and what could not."""
 
+    unit: ClassVar[str]
+    """What a row is made of."""
+
     read: int = 0
+    kept: int = 0
+    """Rows of the file."""
     skipped: dict[str, Skipped] = field(default_factory=dict)
     """By reason."""
 
@@ -32,6 +38,7 @@ class Report:
             first = self.read + skipped.first_line
             self.skipped.setdefault(reason, Skipped(0, first)).count += skipped.count
         self.read += chunk.rows
+        self.kept += len(chunk.columns[0].offsets) - 1
 
     def left_out(self, place: str) -> list[str]:
         """A phrase for each reason; `place` says what is counted, as in line."""
@@ -45,21 +52,19 @@ class Report:
 class BinariseReport(Report):
     """What became of pairs."""
 
-    pairs: int = 0
-    """Pairs in the file."""
+    unit = "pair"
     source_tokens: int = 0
     target_tokens: int = 0
 
     def add(self, chunk: Encoded) -> None:
         super().add(chunk)
         source, target = chunk.columns
-        self.pairs += len(source.offsets) - 1
         self.source_tokens += len(source.values)
         self.target_tokens += len(target.values)
 
     def __str__(self) -> str:
         kept = (
-            f"{self.pairs:,} of {self.read:,} pairs, "
+            f"{self.kept:,} of {self.read:,} pairs, "
             f"{self.source_tokens:,} source and {self.target_tokens:,} target tokens"
         )
         return "; ".join([kept, *self.left_out("line")])
@@ -69,18 +74,16 @@ class BinariseReport(Report):
 class TextReport(Report):
     """What became of documents."""
 
-    documents: int = 0
-    """Documents in the file."""
+    unit = "document"
     tokens: int = 0
 
     def add(self, chunk: Encoded) -> None:
         super().add(chunk)
         (texts,) = chunk.columns
-        self.documents += len(texts.offsets) - 1
         self.tokens += len(texts.values)
 
     def __str__(self) -> str:
-        kept = f"{self.documents:,} of {self.read:,} documents, {self.tokens:,} tokens"
+        kept = f"{self.kept:,} of {self.read:,} documents, {self.tokens:,} tokens"
         return "; ".join([kept, *self.left_out("document")])
 
 
@@ -141,14 +144,11 @@ def _write(
     progress: Callable[[int], None] | None,
 ) -> None:
     chunks = encode_all(rows, encoder, processes)
-    kept = 0
     with closing(chunks), atomic_write(path) as file, pa.ipc.new_file(file, schema) as writer:
         for chunk in chunks:
             report.add(chunk)
-            kept += len(chunk.columns[0].offsets) - 1
             writer.write_batch(pa.record_batch([column.arrow() for column in chunk.columns], schema=schema))
             if progress:
                 progress(report.read)
-        if not kept:
-            unit = "pair" if len(encoder.names) == 2 else encoder.names[0]
-            raise UserError(f"{path}: not written, there is no {unit} to train on ({report})")
+        if not report.kept:
+            raise UserError(f"{path}: not written, there is no {report.unit} to train on ({report})")
