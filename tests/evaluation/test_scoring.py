@@ -87,6 +87,18 @@ def test_perplexity_counts_tokens_not_lines():
     assert Total(log_probability=-1e6, tokens=1).perplexity == math.inf
 
 
+@pytest.mark.parametrize(("source", "target", "scored"), [(40, 20, [True, False]), (20, 40, [False, True])])
+def test_each_side_has_a_bound_of_its_own(tokenizers, caplog, source, target, scored):
+    model = build(tokenizers, max_length=target, source_max_length=source)
+    tea, tee = "tea " * 15, "Tee " * 8
+    assert 20 < len(tokenizers.source.encode([tea])[0]) < 39
+    assert 20 < len(tokenizers.target.encode([tee])[0]) < 39
+    with caplog.at_level(logging.WARNING, "regard"):
+        found = list(score(model, tokenizers, [(tea, "Tee"), ("tea", tee)]))
+    assert [math.isfinite(pair.log_probability) for pair in found] == scored
+    assert "of which the model can read 20; not scored" in caplog.text
+
+
 def test_a_pair_beyond_the_model_is_left_out_with_a_warning(tokenizers, caplog):
     model = build(tokenizers, max_length=20)
     pairs = [PAIRS[3], ("tea " * 30, "Tee"), ("tea", "Tee " * 30), PAIRS[3]]

@@ -86,6 +86,10 @@ def test_larger_corpora_get_larger_models() -> None:
         ({"data": {"corpus": "ui-strings"}}, "needs a target_language, such as de"),
         ({"data": FILES["data"] | {"corpus": "ui-strings"}}, "give either a corpus"),
         (FILES | {"model": {"max_length": 100}}, "data.max_length = 256 needs a model.max_length above it"),
+        (
+            FILES | {"model": {"source_max_length": 256}},
+            "data.max_length = 256 needs a model.source_max_length above it",
+        ),
         (FILES | {"tokenizer": {"joint": False}}, "model.tie: decoder or none"),
         (FILES | {"validation": {"sentences": 0}}, "needs validation.sentences above 0"),
         (FILES | {"metrics": {"metrics": ["chrf"]}}, "validation.metric: bleu needs that name in metrics.metrics"),

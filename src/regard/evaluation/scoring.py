@@ -103,21 +103,23 @@ def _score_window(
     targets = tokenizers.target.encode([target for _, target in pairs])
     around = len(tokenizers.source_begin) + len(tokenizers.source_end), len(tokenizers.target_begin)
     lengths = [
-        max(len(source) + around[0], len(target) + around[1]) for source, target in zip(sources, targets, strict=True)
+        (len(source) + around[0], len(target) + around[1]) for source, target in zip(sources, targets, strict=True)
     ]
-    reach = model.settings.max_length
-    for line, length in zip(names, lengths, strict=True):
-        if length > reach:
+    reaches = model.settings.source_reach, model.settings.max_length
+    readable = []
+    for place, (line, pair) in enumerate(zip(names, lengths, strict=True)):
+        length, reach = max(zip(pair, reaches, strict=True), key=lambda side: side[0] - side[1])
+        if length <= reach:
+            readable.append(place)
+        else:
             log.warning(
                 "%s: has %d tokens, begin and end counted, of which the model can read %d; not scored: split the line",
                 line,
                 length,
                 reach,
             )
-    readable = [place for place, length in enumerate(lengths) if length <= reach]
-    planned = [
-        [readable[index] for index in batch] for batch in batches([lengths[place] for place in readable], batch_tokens)
-    ]
+    costs = [max(lengths[place]) for place in readable]
+    planned = [[readable[index] for index in batch] for batch in batches(costs, batch_tokens)]
 
     def log_probabilities(places: list[int]) -> list[float]:
         chosen = [sources[place] for place in places], [targets[place] for place in places]

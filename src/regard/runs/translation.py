@@ -119,11 +119,12 @@ class Translation(Task):
         data, metric = settings.data, settings.validation.metric
         if data.corpus is not None and data.target_language is None:
             return f"data: the corpus {data.corpus} needs a target_language, such as de"
-        if data.max_length >= settings.model.max_length:
-            return (
-                f"data.max_length = {data.max_length} needs a model.max_length above it, "
-                f"not {settings.model.max_length}"
-            )
+        for bound, reach in (
+            ("max_length", settings.model.max_length),
+            ("source_max_length", settings.model.source_reach),
+        ):
+            if data.max_length >= reach:
+                return f"data.max_length = {data.max_length} needs a model.{bound} above it, not {reach}"
         if settings.model.tie == "all" and not settings.tokenizer.joint:
             return "separate vocabularies (tokenizer.joint: false) need model.tie: decoder or none"
         if metric != "loss" and settings.validation.sentences == 0:
@@ -166,7 +167,8 @@ class Translation(Task):
         say_left_out(run, cleaning)
         run.say(f"train: {report}")
         dev = open_pairs(self._dev_text.source, self._dev_text.target)
-        report = binarise(dev, tokenizers, run.data / "dev.arrow", max_length=settings.model.max_length - 1)
+        reach = min(settings.model.max_length, settings.model.source_reach)
+        report = binarise(dev, tokenizers, run.data / "dev.arrow", max_length=reach - 1)
         run.say(f"dev: {report}")
 
     def _train_pairs(self, report: CleaningReport) -> Iterator[Pair]:
