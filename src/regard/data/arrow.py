@@ -135,6 +135,11 @@ class Lists:
         lengths = [np.diff(chunk.offsets) for chunk in chunks]
         self.lengths: NDArray[np.int32] = np.concatenate(lengths) if lengths else np.empty(0, np.int32)
 
+    @classmethod
+    def joined(cls, columns: Sequence[Lists]) -> Lists:
+        """The lists of several columns, one after the other."""
+        return cls(columns[0].path, [chunk for column in columns for chunk in column._chunks])
+
     def __len__(self) -> int:
         return self._starts[-1]
 

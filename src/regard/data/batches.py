@@ -5,7 +5,7 @@ Shape suffixes: B pairs of the batch, S source positions, T target positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 from regard.data.budget import BatchSettings, Indices, Runs, runs_in_order, shuffled_runs
 from regard.data.dataset import PairDataset
 from regard.data.feed import Epochs, RealShare, TensorBatch
+from regard.data.mixing import Mixture
 from regard.data.rows import padded
 from regard.errors import UserError
 
@@ -43,20 +44,31 @@ class Batch(TensorBatch):
 
 
 class Batches(Epochs[Runs, Batch]):
-    """All batches of a data set of pairs: see `Epochs` for their order. Each pair stands in one batch of each epoch.
+    """All batches of a data set of pairs: see `Epochs` for their order.
+
+    Each pair stands in one batch of each epoch, or with `weights`, one for each part of the data set, as often as
+    `Mixture` says.
 
     Raises `UserError` when a pair exceeds the budget by itself, and `ValueError` for a data set that was opened without
     its tokenizers, which know what stands around a line.
     """
 
     def __init__(
-        self, dataset: PairDataset, settings: BatchSettings, seed: int = 0, rank: int = 0, ranks: int = 1
+        self,
+        dataset: PairDataset,
+        settings: BatchSettings,
+        seed: int = 0,
+        rank: int = 0,
+        ranks: int = 1,
+        weights: Sequence[float] | None = None,
     ) -> None:
         super().__init__(seed, rank, ranks)
         if dataset.tokenizers is None:
             raise ValueError(f"{dataset.path} was opened without its tokenizers; batches need them")
         self._dataset, self._tokenizers = dataset, dataset.tokenizers
         self._settings = settings
+        rows = [len(part) for part in dataset.parts]
+        self.mixture = Mixture(rows, weights or [1.0] * len(rows), seed)
         longest = self._positions()
         misfits = int(np.count_nonzero(longest > settings.tokens))
         if misfits:
@@ -68,7 +80,7 @@ class Batches(Epochs[Runs, Batch]):
     def real_share(self, epoch: int) -> RealShare:
         """The share of real tokens, those around a text counted, among the positions of all batches of an epoch."""
         runs, sides = self._plan(epoch), self._sides()
-        real = [int(side.sum(dtype=np.int64)) for side in sides]
+        real = [int(side[runs.order].sum(dtype=np.int64)) for side in sides]
         padded = [runs.padded(side) for side in sides]
         return RealShare(sum(real) / sum(padded), real[0] / padded[0], real[1] / padded[1])
 
@@ -77,8 +89,9 @@ class Batches(Epochs[Runs, Batch]):
         for indices in runs_in_order(self._positions(), self._sort_keys(), self._settings):
             yield self._build(indices)
 
-    def _make_plan(self, random: np.random.Generator) -> Runs:
-        return shuffled_runs(self._positions(), self._sort_keys(), self._settings, random)
+    def _make_plan(self, random: np.random.Generator, epoch: int) -> Runs:
+        items = self.mixture.epoch(epoch)
+        return shuffled_runs(self._positions(), self._sort_keys(), self._settings, random, items)
 
     def _batch(self, plan: Runs, k: int, epoch: int) -> Batch:
         return self._build(plan[k])

@@ -66,7 +66,13 @@ def runs_in_order(positions: Lengths, keys: Lengths, settings: BatchSettings) ->
     return Runs(order, _bounds(list(_cuts(positions[order], settings))))
 
 
-def shuffled_runs(positions: Lengths, keys: Lengths, settings: BatchSettings, random: np.random.Generator) -> Runs:
+def shuffled_runs(
+    positions: Lengths,
+    keys: Lengths,
+    settings: BatchSettings,
+    random: np.random.Generator,
+    items: Indices | None = None,
+) -> Runs:
     """Batches of items with like keys, in random order.
 
     The items are shuffled; each pool of them is sorted by its keys and cut; all batches are shuffled.
@@ -74,8 +80,9 @@ def shuffled_runs(positions: Lengths, keys: Lengths, settings: BatchSettings, ra
     Args:
         positions: what each item takes of a batch's width.
         keys: bring together what belongs together; items with equal keys keep their random order.
+        items: which ones, some perhaps several times; by default each once.
     """
-    order = np.arange(len(positions), dtype=np.int32)
+    order = np.arange(len(positions), dtype=np.int32) if items is None else items.copy()
     random.shuffle(order)
     cuts = []
     for place in range(0, len(order), settings.pool):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ class PairDataset:
         self._source, self._target = source, target
         self.source_lengths, self.target_lengths = source.lengths, target.lengths
         """Tokens of each pair, without begin and end marks: int32 arrays of `len(self)`."""
+        self._parts: tuple[PairDataset, ...] = ()
 
     @classmethod
     def open(cls, path: Path, tokenizers: TokenizerPair | None = None) -> PairDataset:
@@ -55,11 +57,29 @@ class PairDataset:
         file = ArrowFile.open(path, FORMAT, KIND, ["source", "target"], makers)
         return cls(path, file.lists(0, KIND), file.lists(1, KIND), tokenizers)
 
+    @classmethod
+    def joined(cls, parts: Sequence[PairDataset]) -> PairDataset:
+        """The pairs of several data sets of the same tokenizers, one after the other."""
+        first, *more = parts
+        if not more:
+            return first
+        source, target = (Lists.joined([getattr(part, side) for part in parts]) for side in ("_source", "_target"))
+        whole = cls(first.path, source, target, first.tokenizers)
+        whole._parts = tuple(parts)
+        return whole
+
     def __reduce__(self) -> tuple[Any, ...]:
+        if self._parts:
+            return PairDataset.joined, (self._parts,)
         return PairDataset.open, (self.path, self.tokenizers)
 
     def __len__(self) -> int:
         return len(self._source)
+
+    @property
+    def parts(self) -> tuple[PairDataset, ...]:
+        """The data sets that it was joined from, in their order, or itself."""
+        return self._parts or (self,)
 
     def pair(self, index: int) -> tuple[Ids, Ids]:
         """The token ids of source and target of one pair: read-only views of the mapped file."""

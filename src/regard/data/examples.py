@@ -69,7 +69,7 @@ class LabelledBatches(Epochs[Runs, LabelledBatch]):
         for indices in runs_in_order(self._positions, self._positions, self._settings):
             yield self._build(indices)
 
-    def _make_plan(self, random: np.random.Generator) -> Runs:
+    def _make_plan(self, random: np.random.Generator, epoch: int) -> Runs:
         return shuffled_runs(self._positions, self._positions, self._settings, random)
 
     def _batch(self, plan: Runs, k: int, epoch: int) -> LabelledBatch:
@@ -133,7 +133,7 @@ class ImageBatches(Epochs[Runs, LabelledBatch]):
         """Every image, on every rank: for validation."""
         return map(self._build, runs_in_order(self._positions, self._positions, self._settings))
 
-    def _make_plan(self, random: np.random.Generator) -> Runs:
+    def _make_plan(self, random: np.random.Generator, epoch: int) -> Runs:
         return shuffled_runs(self._positions, self._positions, self._settings, random)
 
     def _batch(self, plan: Runs, k: int, epoch: int) -> LabelledBatch:

@@ -95,12 +95,12 @@ class Epochs(ABC, Generic[PlanT, BatchT]):
     def _plan(self, epoch: int) -> PlanT:
         if self._planned is None or self._planned[0] != epoch:
             random = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, epoch])))
-            self._planned = epoch, self._make_plan(random)
+            self._planned = epoch, self._make_plan(random, epoch)
         return self._planned[1]
 
     @abstractmethod
-    def _make_plan(self, random: np.random.Generator) -> PlanT:
-        """What the batches of an epoch are built from, one entry for each."""
+    def _make_plan(self, random: np.random.Generator, epoch: int) -> PlanT:
+        """What the batches of an epoch are built from, one entry for each; `random` is the epoch's own."""
 
     @abstractmethod
     def _batch(self, plan: PlanT, k: int, epoch: int) -> BatchT:

@@ -125,7 +125,7 @@ class MaskedBatches(Epochs[_Plan, MaskedBatch]):
         plan = _Plan(windows, rows, runs_in_order(positions, positions, self._budget()))
         return (self._batch(plan, k, epoch=-1) for k in range(len(plan)))
 
-    def _make_plan(self, random: np.random.Generator) -> _Plan:
+    def _make_plan(self, random: np.random.Generator, epoch: int) -> _Plan:
         windows = cut(self._dataset.lengths, self._settings.context - self._around, random)
         rows = self._rows(windows, random)
         positions = rows.sums(windows.lengths + self._around)

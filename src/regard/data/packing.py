@@ -111,7 +111,7 @@ class PackedBatches(Epochs[_Plan, PackedBatch]):
         plan = _Plan(windows, rows, self._settings.rows)
         return (self._batch(plan, k, 0) for k in range(len(plan)))
 
-    def _make_plan(self, random: np.random.Generator) -> _Plan:
+    def _make_plan(self, random: np.random.Generator, epoch: int) -> _Plan:
         context, height = self._settings.context, self._settings.rows
         if self._settings.order == "packed":
             windows = cut(self._targets, context, random)
