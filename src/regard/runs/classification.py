@@ -237,7 +237,8 @@ class TextClassification(Classification[Example]):
         return binarise_labelled(examples, tokenizer, path, self.labels, max_length=longest)
 
     def loss(self, model: BidirectionalEncoder, batch: LabelledBatch) -> LossSums:
-        return classification_loss(model, batch, self.run.settings.training.label_smoothing)
+        training = self.run.settings.training
+        return classification_loss(model, batch, training.label_smoothing, training.r_drop)
 
     def say_labels(self, classifier: Classifier, texts: list[str]) -> list[str]:
         return [each.best.name if each.best else "" for each in classifier.classify(texts)]
@@ -265,7 +266,8 @@ class TokenClassification(Classification[Tagged]):
         return binarise_tagged(examples, tokenizer, path, self.labels, max_length=longest)
 
     def loss(self, model: BidirectionalEncoder, batch: LabelledBatch) -> LossSums:
-        return token_classification_loss(model, batch, self.run.settings.training.label_smoothing)
+        training = self.run.settings.training
+        return token_classification_loss(model, batch, training.label_smoothing, training.r_drop)
 
     def say_labels(self, classifier: Classifier, texts: list[str]) -> list[str]:
         return [" ".join(f"{word.text}/{word.label.name}" for word in words) for words in classifier.label_words(texts)]

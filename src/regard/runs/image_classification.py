@@ -119,7 +119,8 @@ class ImageClassification(Task):
         return store.ModelConfig(family="encoder", vocabulary=vocabulary, head=head, model=self.run.settings.model)
 
     def loss(self, model: BidirectionalEncoder, batch: LabelledBatch) -> LossSums:
-        return classification_loss(model, batch, self.run.settings.training.label_smoothing)
+        training = self.run.settings.training
+        return classification_loss(model, batch, training.label_smoothing, training.r_drop)
 
     def measure(self, model: nn.Module, show: bool = False) -> dict[str, float]:
         """How many of the labels of validation are right, and F1, the mean over the labels."""

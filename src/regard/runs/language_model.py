@@ -68,7 +68,8 @@ class LanguageModel(TextTask):
         return store.ModelConfig(family="causal-decoder", vocabulary=sizes, model=self.run.settings.model)
 
     def loss(self, model: CausalDecoder, batch: PackedBatch) -> LossSums:
-        return causal_loss(model, batch, self.run.settings.training.label_smoothing)
+        training = self.run.settings.training
+        return causal_loss(model, batch, training.label_smoothing, training.r_drop)
 
     def measure(self, model: nn.Module, show: bool = False) -> dict[str, float]:
         """Nothing beside the loss; what is shown goes on from pieces of validation text."""

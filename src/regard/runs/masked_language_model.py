@@ -70,7 +70,8 @@ class MaskedLanguageModel(TextTask):
         )
 
     def loss(self, model: BidirectionalEncoder, batch: MaskedBatch) -> LossSums:
-        return masked_loss(model, batch, self.run.settings.training.label_smoothing)
+        training = self.run.settings.training
+        return masked_loss(model, batch, training.label_smoothing, training.r_drop)
 
     def measure(self, model: nn.Module, show: bool = False) -> dict[str, float]:
         """Nothing beside the loss; what is shown is validation text with one token hidden."""

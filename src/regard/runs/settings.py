@@ -108,3 +108,12 @@ class RunSettings(Settings):
         if self.adapters is not None and self.initial is None:
             raise ValueError("adapters change a model that has learned already: name it by initial")
         return self
+
+    @model_validator(mode="after")
+    def _something_to_disagree_about(self) -> Self:
+        model = self.model
+        if self.training.r_drop and not (model.dropout or model.attention_dropout or model.activation_dropout):
+            raise ValueError(
+                "training.r_drop compares what dropout leaves of the model: it needs model.dropout above 0"
+            )
+        return self

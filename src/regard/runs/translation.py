@@ -208,7 +208,8 @@ class Translation(Task):
         return store.ModelConfig(family="encoder-decoder", vocabulary=sizes, model=self.run.settings.model)
 
     def loss(self, model: EncoderDecoder, batch: Batch) -> LossSums:
-        return translation_loss(model, batch, self.run.settings.training.label_smoothing)
+        training = self.run.settings.training
+        return translation_loss(model, batch, training.label_smoothing, training.r_drop)
 
     def measure(self, model: nn.Module, show: bool = False) -> dict[str, float]:
         """The scores of validation text, translated by greedy search, by metric."""

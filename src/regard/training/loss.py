@@ -25,6 +25,7 @@ from regard.data.masking import MaskedBatch
 from regard.data.packing import PackedBatch
 from regard.model.settings import ModelSettings
 from regard.model.transformer import BidirectionalEncoder, CausalDecoder, EncoderDecoder
+from regard.training.r_drop import fused_r_drop, readings, reference_r_drop
 
 CHUNK_BYTES = 16 * 2**20
 """Logits are made, used and forgotten in chunks of about this size, which fit into a CPU's cache."""
@@ -57,14 +58,17 @@ def reference_cross_entropy(
 
     With `softcap`, logits are bent to stay within it.
     """
-    logits_NV = functional.linear(hidden_ND, weight_VD).float()
-    if softcap is not None:
-        logits_NV = softcap * torch.tanh(logits_NV / softcap)
+    logits_NV = _logits(hidden_ND, weight_VD, softcap)
     log_probabilities_NV = logits_NV.log_softmax(dim=-1)
     nll_N = -log_probabilities_NV.gather(1, targets_N[:, None]).squeeze(1)
     uniform_N = -log_probabilities_NV.mean(dim=-1)
     loss_N = (1 - smoothing) * nll_N + smoothing * uniform_N
     return loss_N.sum(), nll_N.sum().detach()
+
+
+def _logits(hidden_ND: Tensor, weight_VD: Tensor, softcap: float | None) -> Tensor:
+    logits_NV = functional.linear(hidden_ND, weight_VD).float()
+    return logits_NV if softcap is None else softcap * torch.tanh(logits_NV / softcap)
 
 
 def cross_entropy(
@@ -151,54 +155,77 @@ class WritesTokens(Protocol):
 
 
 def vocabulary_loss(
-    model: WritesTokens, hidden_ND: Float[Tensor, "N D"], targets_N: Int[Tensor, " N"], smoothing: float
+    model: WritesTokens,
+    hidden_ND: Float[Tensor, "N D"],
+    targets_N: Int[Tensor, " N"],
+    smoothing: float,
+    r_drop: float = 0.0,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Smoothed loss and negative log-likelihood, summed, of a model's logits for these hidden states."""
+    """Smoothed loss and negative log-likelihood, summed, of a model's logits for these hidden states.
+
+    With `r_drop`, they are those of two readings, one after the other (`r_drop.py`).
+    """
     weight_VD = model.output
     if model.output_bias is not None:  # a bias is the weight of one more hidden value, which is always 1
         hidden_ND = torch.cat((hidden_ND, hidden_ND.new_ones(len(hidden_ND), 1)), dim=1)
         weight_VD = torch.cat((weight_VD, model.output_bias[:, None]), dim=1)
-    if model.settings.output_softcap is not None:
-        return reference_cross_entropy(hidden_ND, weight_VD, targets_N, smoothing, model.settings.output_softcap)
+    softcap = model.settings.output_softcap
+    if r_drop and softcap is not None:
+        return reference_r_drop(_logits(hidden_ND, weight_VD, softcap), targets_N, smoothing, r_drop)
+    if r_drop:
+        return fused_r_drop(hidden_ND, weight_VD, targets_N, smoothing, r_drop)
+    if softcap is not None:
+        return reference_cross_entropy(hidden_ND, weight_VD, targets_N, smoothing, softcap)
     loss, nll = cross_entropy(hidden_ND, weight_VD, targets_N, smoothing)
     return loss, nll
 
 
-def translation_loss(model: EncoderDecoder, batch: Batch, smoothing: float) -> LossSums:
+def translation_loss(model: EncoderDecoder, batch: Batch, smoothing: float, r_drop: float = 0.0) -> LossSums:
     """The loss of predicting each target token from the source and the tokens before it. Padding takes no part."""
     hidden_BTD = model(batch.source_BS, batch.source_mask_BS, batch.target_in_BT)
     hidden_ND, targets_N = _scored(hidden_BTD, batch.target_out_BT, batch.target_mask_BT)
-    loss, nll = vocabulary_loss(model, hidden_ND, targets_N, smoothing)
+    loss, nll = vocabulary_loss(model, hidden_ND, targets_N, smoothing, r_drop)
+    batch, r_drop = readings(model, batch, r_drop)
     return LossSums(loss, nll, batch.target_tokens)
 
 
-def causal_loss(model: CausalDecoder, batch: PackedBatch, smoothing: float) -> LossSums:
+def causal_loss(model: CausalDecoder, batch: PackedBatch, smoothing: float, r_drop: float = 0.0) -> LossSums:
     """The loss of predicting each token from those before it in its own document."""
     hidden_BTD = model(batch.tokens_BT, batch.documents_BT)
     hidden_ND, targets_N = _scored(hidden_BTD, batch.targets_BT, batch.scored_BT)
-    loss, nll = vocabulary_loss(model, hidden_ND, targets_N, smoothing)
+    loss, nll = vocabulary_loss(model, hidden_ND, targets_N, smoothing, r_drop)
+    batch, r_drop = readings(model, batch, r_drop)
     return LossSums(loss, nll, batch.target_tokens)
 
 
-def masked_loss(model: BidirectionalEncoder, batch: MaskedBatch, smoothing: float) -> LossSums:
+def masked_loss(model: BidirectionalEncoder, batch: MaskedBatch, smoothing: float, r_drop: float = 0.0) -> LossSums:
     """The loss of guessing the tokens that were hidden, from all of their document (Devlin et al. 2019)."""
     states_BSD = model.encode(batch.tokens_BS, batch.real_BS, documents_BS=batch.documents_BS)
     states_ND, targets_N = _scored(states_BSD, batch.targets_BS, batch.scored_BS)
-    loss, nll = vocabulary_loss(model, model.predict(states_ND), targets_N, smoothing)
+    loss, nll = vocabulary_loss(model, model.predict(states_ND), targets_N, smoothing, r_drop)
+    batch, r_drop = readings(model, batch, r_drop)
     return LossSums(loss, nll, batch.target_tokens)
 
 
-def classification_loss(model: BidirectionalEncoder, batch: LabelledBatch, smoothing: float) -> LossSums:
+def classification_loss(
+    model: BidirectionalEncoder, batch: LabelledBatch, smoothing: float, r_drop: float = 0.0
+) -> LossSums:
     """The loss of telling the label of each text or image."""
     logits_BL = model.logits(model.encode(batch.inputs, batch.real_BS))
-    return _label_loss(logits_BL, batch.labels, smoothing)
+    loss, nll = _label_loss(logits_BL, batch.labels, smoothing, r_drop)
+    return LossSums(loss, nll, batch.target_tokens)
 
+    batch, r_drop = readings(model, batch, r_drop)
 
-def token_classification_loss(model: BidirectionalEncoder, batch: LabelledBatch, smoothing: float) -> LossSums:
+def token_classification_loss(
+    model: BidirectionalEncoder, batch: LabelledBatch, smoothing: float, r_drop: float = 0.0
+) -> LossSums:
     """The loss of telling the label of each word, at its first token. Other tokens take no part."""
     logits_BSL = model.logits(model.encode(batch.inputs, batch.real_BS))
-    return _label_loss(*_scored(logits_BSL, batch.labels, batch.labels != UNSCORED), smoothing)
+    loss, nll = _label_loss(*_scored(logits_BSL, batch.labels, batch.labels != UNSCORED), smoothing, r_drop)
+    return LossSums(loss, nll, batch.target_tokens)
 
+    batch, r_drop = readings(model, batch, r_drop)
 
 def _scored(values_BTX: Tensor, targets_BT: Tensor, scored_BT: Tensor) -> tuple[Tensor, Tensor]:
     """Values and targets of the positions that count."""
@@ -206,8 +233,10 @@ def _scored(values_BTX: Tensor, targets_BT: Tensor, scored_BT: Tensor) -> tuple[
     return values_BTX.flatten(0, 1).index_select(0, places_N), targets_BT.flatten().index_select(0, places_N)
 
 
-def _label_loss(logits_NL: Tensor, labels_N: Tensor, smoothing: float) -> LossSums:
+def _label_loss(logits_NL: Tensor, labels_N: Tensor, smoothing: float, r_drop: float) -> tuple[Tensor, Tensor]:
     logits_NL = logits_NL.float()
     loss = functional.cross_entropy(logits_NL, labels_N, reduction="sum", label_smoothing=smoothing)
     nll = functional.cross_entropy(logits_NL.detach(), labels_N, reduction="sum")
-    return LossSums(loss, nll, len(labels_N))
+    return loss, nll
+    if r_drop:
+        return reference_r_drop(logits_NL, labels_N, smoothing, r_drop)

@@ -29,6 +29,9 @@ class TrainingSettings(Settings):
     """Updates of the weights."""
     label_smoothing: float = Field(0.1, ge=0, lt=1)
     """Share of each target distribution spread evenly over all classes (section 5.4)."""
+    r_drop: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Weight (alpha) of what two readings of each batch with other units dropped disagree about (R-Drop, Wu et al.
+    2021): 5 in the publication's translation, 0: each batch is read once. Needs dropout, and twice the time."""
     schedule: ScheduleSettings = ScheduleSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     accumulate: int = Field(1, gt=0)
