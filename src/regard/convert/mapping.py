@@ -279,7 +279,7 @@ class Architecture:
         return values, back
 
 
-_UNTOLD = {"dropout", "attention_dropout", "activation_dropout", "max_length", "source_max_length"}
+_UNTOLD = {"dropout", "attention_dropout", "activation_dropout", "layer_dropout", "max_length", "source_max_length"}
 """What changes no result: used in training only, or a bound."""
 _MORE: dict[str, list[Any]] = {
     "output_bias": [False, True],

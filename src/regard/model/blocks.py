@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -43,6 +44,14 @@ class Residual(nn.Module):
         return sum_BTD if self.before else self.norm(sum_BTD)
 
 
+def left_out(probability: float, training: bool) -> bool:
+    """Whether a layer is left out of this pass: LayerDrop (Fan et al. 2020, arXiv 1909.11556, section 3.2).
+
+    On every device the random numbers of the CPU decide.
+    """
+    return training and probability > 0.0 and bool(torch.rand((), device="cpu") < probability)
+
+
 class EncoderLayer(nn.Module):
     """Self-attention, then feed-forward, each inside a residual connection.
 
@@ -55,6 +64,7 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(settings)
         self.self_attention_residual = Residual(settings)
         self.feed_forward_residual = Residual(settings)
+        self.layer_drop = settings.layer_dropout
 
     def forward(
         self,
@@ -63,6 +73,8 @@ class EncoderLayer(nn.Module):
         relation: Relation | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "B S D"]:
+        if left_out(self.layer_drop, self.training):
+            return x_BSD
         x_BSD = self.self_attention_residual(x_BSD, lambda x: self.self_attention(x, mask, cache, relation))
         x_BSD = self.feed_forward_residual(x_BSD, self.feed_forward)
         return x_BSD
@@ -79,6 +91,7 @@ class DecoderLayer(nn.Module):
         self.self_attention_residual = Residual(settings)
         self.memory_attention_residual = Residual(settings)
         self.feed_forward_residual = Residual(settings)
+        self.layer_drop = settings.layer_dropout
 
     def forward(
         self,
@@ -89,6 +102,8 @@ class DecoderLayer(nn.Module):
         relation: Relation | None = None,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "R T D"]:
+        if left_out(self.layer_drop, self.training):
+            return x_RTD
         x_RTD = self.self_attention_residual(x_RTD, lambda x: self.self_attention(x, mask, cache, relation))
         x_RTD = self.memory_attention_residual(
             x_RTD, lambda x: self.memory_attention.over_memory(x, memory_BSD, memory_mask, cache)

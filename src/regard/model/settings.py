@@ -218,6 +218,9 @@ class ModelSettings(Settings):
     """On attention weights. The paper has none."""
     activation_dropout: float = Field(0.0, ge=0, lt=1)
     """Inside the feed-forward layer. The paper has none."""
+    layer_dropout: float = Field(0.0, ge=0, lt=1)
+    """The probability with which a layer is left out of a training step as a whole (LayerDrop; Fan et al. 2020,
+    arXiv 1909.11556). The paper has none."""
     tie: Literal["all", "inputs", "decoder", "none"] = "all"
     """Which embeddings share one matrix: source, target and output (section 3.4); source and target (T5 v1.1); target
     and output; none."""

@@ -15,7 +15,7 @@ from regard.runs.settings import RunSettings
 from regard.settings import merge
 from regard.text.tokenizer import TokenizerPair
 
-FREE = ("dropout", "attention_dropout", "activation_dropout")
+FREE = ("dropout", "attention_dropout", "activation_dropout", "layer_dropout")
 """Settings of a model that its weights do not depend on."""
 
 HEAD = "head."

@@ -69,6 +69,7 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
     if devices and devices == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(cuda)
     weights = dict(store.unwrap(model).named_parameters())
+    optimizer.state.clear()  # a weight that had no gradient yet has no moments, and gets none from another time
     for name, value in tensors.items():
         kind, _, weight_name = name.partition(".")
         weight = weights[weight_name]

@@ -165,7 +165,8 @@ class Trainer:
         for batch in window:
             with self.precision():
                 sums = self.objective(self.model, batch.to(self.device))
-            (sums.loss / tokens).backward()  # type: ignore[no-untyped-call]
+            if sums.loss.requires_grad:  # all that learns may be in layers that this pass leaves out
+                (sums.loss / tokens).backward()  # type: ignore[no-untyped-call]
             loss, nll = loss + sums.loss.detach(), nll + sums.nll
         norm = self._clip()
         if not (torch.isfinite(loss) and torch.isfinite(norm)):
