@@ -6,7 +6,7 @@ Shape suffixes: B pairs of the batch, S source positions, T target positions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +42,24 @@ class Batch(TensorBatch):
     target_tokens: int
     """Real target tokens, EOS counted: the terms of the loss."""
 
+    def counted(self) -> Batch:
+        """The same batch with the numbers of its tokens as its masks say."""
+        source, target = int(self.source_mask_BS.sum()), int(self.target_mask_BT.sum())
+        return replace(self, source_tokens=source, target_tokens=target)
 
-class Batches(Epochs[Runs, Batch]):
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """The batches of an epoch, of pairs as they are in that epoch."""
+
+    runs: Runs
+    pairs: PairDataset
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+
+class Batches(Epochs[_Plan, Batch]):
     """All batches of a data set of pairs: see `Epochs` for their order.
 
     Each pair stands in one batch of each epoch, or with `weights`, one for each part of the data set, as often as
@@ -69,7 +85,7 @@ class Batches(Epochs[Runs, Batch]):
         self._settings = settings
         rows = [len(part) for part in dataset.parts]
         self.mixture = Mixture(rows, weights or [1.0] * len(rows), seed)
-        longest = self._positions()
+        longest = self._positions(dataset)
         misfits = int(np.count_nonzero(longest > settings.tokens))
         if misfits:
             raise UserError(
@@ -79,48 +95,41 @@ class Batches(Epochs[Runs, Batch]):
 
     def real_share(self, epoch: int) -> RealShare:
         """The share of real tokens, those around a text counted, among the positions of all batches of an epoch."""
-        runs, sides = self._plan(epoch), self._sides()
+        plan = self._plan(epoch)
+        runs, sides = plan.runs, self._sides(plan.pairs)
         real = [int(side[runs.order].sum(dtype=np.int64)) for side in sides]
         padded = [runs.padded(side) for side in sides]
         return RealShare(sum(real) / sum(padded), real[0] / padded[0], real[1] / padded[1])
 
     def in_order(self) -> Iterator[Batch]:
         """Every pair of the data set, by increasing length, on every rank: for validation."""
-        for indices in runs_in_order(self._positions(), self._sort_keys(), self._settings):
-            yield self._build(indices)
+        pairs = self._dataset
+        for indices in runs_in_order(self._positions(pairs), _sort_keys(pairs), self._settings):
+            yield self._build(pairs, indices)
 
-    def _make_plan(self, random: np.random.Generator, epoch: int) -> Runs:
+    def _make_plan(self, random: np.random.Generator, epoch: int) -> _Plan:
         items = self.mixture.epoch(epoch)
-        return shuffled_runs(self._positions(), self._sort_keys(), self._settings, random, items)
+        pairs = self._dataset.at(epoch)
+        runs = shuffled_runs(self._positions(pairs), _sort_keys(pairs), self._settings, random, items)
+        return _Plan(runs, pairs)
 
-    def _batch(self, plan: Runs, k: int, epoch: int) -> Batch:
-        return self._build(plan[k])
+    def _batch(self, plan: _Plan, k: int, epoch: int) -> Batch:
+        return self._build(plan.pairs, plan.runs[k])
 
-    def _positions(self) -> NDArray[np.int32]:
+    def _positions(self, pairs: PairDataset) -> NDArray[np.int32]:
         """Positions of the longer side of each pair."""
-        longer: NDArray[np.int32] = np.maximum(*self._sides())
+        longer: NDArray[np.int32] = np.maximum(*self._sides(pairs))
         return longer
 
-    def _sides(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    def _sides(self, pairs: PairDataset) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Positions of the source and of the target of each pair."""
         around_source = len(self._tokenizers.source_begin) + len(self._tokenizers.source_end)
         begin_target = len(self._tokenizers.target_begin)
-        return self._dataset.source_lengths + around_source, self._dataset.target_lengths + begin_target
+        return pairs.source_lengths + around_source, pairs.target_lengths + begin_target
 
-    def _sort_keys(self) -> NDArray[np.int64]:
-        """Keys that bring pairs of like lengths together: by the longer side, then by the difference of the two.
-
-        The difference rises and falls in turn, so that it does not jump where the longer side grows by one.
-        """
-        source = self._dataset.source_lengths.astype(np.int64)
-        target = self._dataset.target_lengths
-        longer = np.maximum(source, target)
-        keys: NDArray[np.int64] = longer * 2**31 + (source - target) * (2 * (longer % 2) - 1)
-        return keys
-
-    def _build(self, indices: Indices) -> Batch:
+    def _build(self, pairs: PairDataset, indices: Indices) -> Batch:
         around = self._tokenizers
-        sources, targets = zip(*map(self._dataset.pair, indices.tolist()), strict=True)
+        sources, targets = zip(*map(pairs.pair, indices.tolist()), strict=True)
         source_BS, source_mask_BS = padded(sources, around.source_begin, around.source_end, around.source.pad)
         begin, end, padding = around.target_begin, around.target_end, around.target.pad
         target_in_BT, _ = padded(targets, begin, (), padding)
@@ -136,3 +145,15 @@ class Batches(Epochs[Runs, Batch]):
             source_tokens=int(source_mask_BS.sum()),
             target_tokens=int(target_mask_BT.sum()),
         )
+
+
+def _sort_keys(pairs: PairDataset) -> NDArray[np.int64]:
+    """Keys that bring pairs of like lengths together: by the longer side, then by the difference of the two.
+
+    The difference rises and falls in turn, so that it does not jump where the longer side grows by one.
+    """
+    source = pairs.source_lengths.astype(np.int64)
+    target = pairs.target_lengths
+    longer = np.maximum(source, target)
+    keys: NDArray[np.int64] = longer * 2**31 + (source - target) * (2 * (longer % 2) - 1)
+    return keys

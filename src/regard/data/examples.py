@@ -6,7 +6,7 @@ Shape suffixes: B examples of the batch, S positions, C channels, H rows, W colu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -36,6 +36,11 @@ class LabelledBatch(TensorBatch):
     """Real positions; of images, their number."""
     target_tokens: int
     """Labels: the terms of the loss."""
+
+    def counted(self) -> LabelledBatch:
+        """The same batch with the numbers of its positions and labels as its tensors say."""
+        real = len(self.inputs) if self.real_BS is None else int(self.real_BS.sum())
+        return replace(self, source_tokens=real, target_tokens=int((self.labels != UNSCORED).sum()))
 
 
 class LabelledBatches(Epochs[Runs, LabelledBatch]):

@@ -25,10 +25,36 @@ class AnyBatch(Protocol):
     def to(self, device: torch.device | str) -> Self:
         """The same batch with its tensors on `device`."""
 
+    def __len__(self) -> int:
+        """How many rows it has."""
+
+    def halves(self) -> tuple[Self, Self]:
+        """Its first rows and its last ones, as batches of their own; of at least two rows."""
+
 
 @dataclass(frozen=True, eq=False)
-class TensorBatch:
-    """What batches share that are dataclasses of tensors."""
+class TensorBatch(ABC):
+    """What batches share that are dataclasses of tensors: the first dimension of each counts the rows."""
+
+    def __len__(self) -> int:
+        """How many rows it has."""
+        return next(len(value) for value in vars(self).values() if isinstance(value, torch.Tensor))
+
+    def halves(self) -> tuple[Self, Self]:
+        """Its first rows and its last ones, as batches of their own; `ValueError` where there is one row only."""
+        middle = len(self) // 2
+        if not middle:
+            raise ValueError("a single row has no halves")
+        return self._rows(slice(None, middle)), self._rows(slice(middle, None))
+
+    def _rows(self, rows: slice) -> Self:
+        """Some of the rows, their tokens counted anew."""
+        by_row = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor | tuple)}
+        return replace(self, **{name: value[rows] for name, value in by_row.items()}).counted()
+
+    @abstractmethod
+    def counted(self) -> Self:
+        """The same batch with the numbers of its tokens as its tensors say."""
 
     def to(self, device: torch.device | str) -> Self:
         """The same batch with its tensors on `device`."""

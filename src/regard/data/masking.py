@@ -6,7 +6,7 @@ Shape suffixes: B rows of the batch, S positions.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 import numpy as np
@@ -70,6 +70,14 @@ class MaskedBatch(TensorBatch):
     """Real positions."""
     target_tokens: int
     """Tokens to be guessed: the terms of the loss."""
+
+    def counted(self) -> MaskedBatch:
+        """The same batch with the numbers of its tokens as its masks say."""
+        if self.documents_BS is not None:
+            real = int((self.documents_BS >= 0).sum())
+        else:
+            real = self.tokens_BS.numel() if self.real_BS is None else int(self.real_BS.sum())
+        return replace(self, source_tokens=real, target_tokens=int(self.scored_BS.sum()))
 
 
 @dataclass(frozen=True, eq=False)

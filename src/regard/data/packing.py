@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -54,6 +54,11 @@ class PackedBatch(TensorBatch):
     source_tokens: int
     target_tokens: int
     """Real positions, which are the terms of the loss."""
+
+    def counted(self) -> PackedBatch:
+        """The same batch with the number of its tokens as its mask says."""
+        scored = int(self.scored_BT.sum())
+        return replace(self, source_tokens=scored, target_tokens=scored)
 
 
 @dataclass(frozen=True, eq=False)
