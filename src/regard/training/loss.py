@@ -182,28 +182,28 @@ def vocabulary_loss(
 
 def translation_loss(model: EncoderDecoder, batch: Batch, smoothing: float, r_drop: float = 0.0) -> LossSums:
     """The loss of predicting each target token from the source and the tokens before it. Padding takes no part."""
+    batch, r_drop = readings(model, batch, r_drop)
     hidden_BTD = model(batch.source_BS, batch.source_mask_BS, batch.target_in_BT)
     hidden_ND, targets_N = _scored(hidden_BTD, batch.target_out_BT, batch.target_mask_BT)
     loss, nll = vocabulary_loss(model, hidden_ND, targets_N, smoothing, r_drop)
-    batch, r_drop = readings(model, batch, r_drop)
     return LossSums(loss, nll, batch.target_tokens)
 
 
 def causal_loss(model: CausalDecoder, batch: PackedBatch, smoothing: float, r_drop: float = 0.0) -> LossSums:
     """The loss of predicting each token from those before it in its own document."""
+    batch, r_drop = readings(model, batch, r_drop)
     hidden_BTD = model(batch.tokens_BT, batch.documents_BT)
     hidden_ND, targets_N = _scored(hidden_BTD, batch.targets_BT, batch.scored_BT)
     loss, nll = vocabulary_loss(model, hidden_ND, targets_N, smoothing, r_drop)
-    batch, r_drop = readings(model, batch, r_drop)
     return LossSums(loss, nll, batch.target_tokens)
 
 
 def masked_loss(model: BidirectionalEncoder, batch: MaskedBatch, smoothing: float, r_drop: float = 0.0) -> LossSums:
     """The loss of guessing the tokens that were hidden, from all of their document (Devlin et al. 2019)."""
+    batch, r_drop = readings(model, batch, r_drop)
     states_BSD = model.encode(batch.tokens_BS, batch.real_BS, documents_BS=batch.documents_BS)
     states_ND, targets_N = _scored(states_BSD, batch.targets_BS, batch.scored_BS)
     loss, nll = vocabulary_loss(model, model.predict(states_ND), targets_N, smoothing, r_drop)
-    batch, r_drop = readings(model, batch, r_drop)
     return LossSums(loss, nll, batch.target_tokens)
 
 
@@ -211,21 +211,21 @@ def classification_loss(
     model: BidirectionalEncoder, batch: LabelledBatch, smoothing: float, r_drop: float = 0.0
 ) -> LossSums:
     """The loss of telling the label of each text or image."""
+    batch, r_drop = readings(model, batch, r_drop)
     logits_BL = model.logits(model.encode(batch.inputs, batch.real_BS))
     loss, nll = _label_loss(logits_BL, batch.labels, smoothing, r_drop)
     return LossSums(loss, nll, batch.target_tokens)
 
-    batch, r_drop = readings(model, batch, r_drop)
 
 def token_classification_loss(
     model: BidirectionalEncoder, batch: LabelledBatch, smoothing: float, r_drop: float = 0.0
 ) -> LossSums:
     """The loss of telling the label of each word, at its first token. Other tokens take no part."""
+    batch, r_drop = readings(model, batch, r_drop)
     logits_BSL = model.logits(model.encode(batch.inputs, batch.real_BS))
     loss, nll = _label_loss(*_scored(logits_BSL, batch.labels, batch.labels != UNSCORED), smoothing, r_drop)
     return LossSums(loss, nll, batch.target_tokens)
 
-    batch, r_drop = readings(model, batch, r_drop)
 
 def _scored(values_BTX: Tensor, targets_BT: Tensor, scored_BT: Tensor) -> tuple[Tensor, Tensor]:
     """Values and targets of the positions that count."""
@@ -235,8 +235,8 @@ def _scored(values_BTX: Tensor, targets_BT: Tensor, scored_BT: Tensor) -> tuple[
 
 def _label_loss(logits_NL: Tensor, labels_N: Tensor, smoothing: float, r_drop: float) -> tuple[Tensor, Tensor]:
     logits_NL = logits_NL.float()
+    if r_drop:
+        return reference_r_drop(logits_NL, labels_N, smoothing, r_drop)
     loss = functional.cross_entropy(logits_NL, labels_N, reduction="sum", label_smoothing=smoothing)
     nll = functional.cross_entropy(logits_NL.detach(), labels_N, reduction="sum")
     return loss, nll
-    if r_drop:
-        return reference_r_drop(logits_NL, labels_N, smoothing, r_drop)
