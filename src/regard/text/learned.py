@@ -8,7 +8,7 @@ import json
 from tokenizers import Tokenizer as Backend
 
 from regard.text.tokenizer import Control, Frames, StreamDecoder, Tokenizer, refuse_surrogates
-from regard.text.vocabulary import BYTES, Document, control, pieces
+from regard.text.vocabulary import BYTES, CONTROL, MASK, Document, control, pieces
 
 _PAD, _BOS, _EOS, _UNK, _MASK = range(5)
 _FRAMES = Frames(begin=(_BOS,), end=(_EOS,), source_begin=(), source_end=(_EOS,), target_begin=(_BOS,), target_end=_EOS)
@@ -18,25 +18,31 @@ class LearnedTokenizer(Tokenizer):
     """Text to ids and back without loss, up to the normalisation that the vocabulary was learned with.
 
     `decode(encode(texts)) == texts` for every text of Unicode characters, white space and unseen scripts included. The
-    control ids come first: pad 0, bos 1, eos 2, unk 3 (reserved, no text gives it), and mask 4 where there is one.
+    control ids come first: pad 0, bos 1, eos 2, unk 3 (reserved, no text gives it), and mask 4 where there is one. Tags
+    (see `extension.py`) may stand anywhere after them.
     """
 
     def __init__(self, document: Document) -> None:
         """From the content of a `tokenizer.json`; `Tokenizer.learn` and `load` are the usual ways to get one."""
         spelled = pieces(document)
         self._control = control(spelled)
-        mask = _MASK if len(self._control) > _MASK else None
+        mask = _MASK if self._control.get(_MASK) == MASK else None
         super().__init__(
             document,
             Control(pad=_PAD, bos=_BOS, eos=_EOS, unk=_UNK, mask=mask),
             _FRAMES,
-            forbidden=(number for number in range(len(self._control)) if number != _EOS),
+            forbidden=(number for number in self._control if number != _EOS),
             size=len(spelled),
         )
         self._backend = Backend.from_str(json.dumps(document))
         # Control tokens have no text, but what a model did not know must not vanish.
-        self._bytes = [name.encode() if i == _UNK else b"" for i, name in enumerate(self._control)]
-        self._bytes += [bytes(map(BYTES.__getitem__, piece)) for piece in spelled[len(self._control) :]]
+        self._bytes = [
+            bytes(map(BYTES.__getitem__, piece)) if i not in self._control else piece.encode() if i == _UNK else b""
+            for i, piece in enumerate(spelled)
+        ]
+        self.tags = {
+            name[1:-1]: number for number, name in self._control.items() if number >= len(CONTROL) and number != mask
+        }
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text, without any frame; no text gives a control id.
@@ -64,10 +70,7 @@ class LearnedTokenizer(Tokenizer):
     def pieces(self, ids: list[int]) -> list[str]:
         r"""Each id for people to read: a space as ▁, part of a character as \xe2, control tokens by name."""
         return [
-            self._control[i]
-            if 0 <= i < len(self._control)
-            else self.bytes_of(i).decode("utf-8", "backslashreplace").replace(" ", "▁")
-            for i in ids
+            self._control.get(i) or self.bytes_of(i).decode("utf-8", "backslashreplace").replace(" ", "▁") for i in ids
         ]
 
     def stream(self) -> StreamDecoder:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -82,6 +82,7 @@ class Tokenizer(ABC):
         pad, bos, eos, unk, mask: control ids (see `Control`); a vocabulary may be without bos, unk and mask.
         frames: the ids around a text.
         forbidden: ids that a search never lets out.
+        tags: ids that stand before a source and say what it is, by name; no text gives them.
         document: what `save` writes.
         size: the number of ids, control ids included.
         fingerprint: sha256 of the content, equal for tokenizers that do the same.
@@ -99,6 +100,7 @@ class Tokenizer(ABC):
             control.mask,
         )
         self.frames = frames
+        self.tags: Mapping[str, int] = {}
         self.forbidden = tuple(forbidden)
         self.size = size
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))

@@ -9,8 +9,9 @@ lost. What differs is the model:
 * wordpiece: the same vocabulary, applied by longest match first (Wu et al. 2016, arXiv 1609.08144);
 * unigram: the most probable split under a unigram model (Kudo 2018, arXiv 1804.10959).
 
-Control tokens stand in the vocabulary only. They are not registered as tokens to be looked for in text, and no word can
-spell one, because words never mix letters with signs: text that looks like `<s>` stays text.
+Control tokens, and tags that say what a source is, stand in the vocabulary only. They are not registered as tokens to
+be looked for in text, and no word can spell one, because words never mix letters with signs: text that looks like `<s>`
+stays text.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -41,6 +43,9 @@ CONTROL = ("<pad>", "<s>", "</s>", "<unk>")
 
 MASK = "<mask>"
 """The piece after them, in a vocabulary for masked language models."""
+
+TAG = re.compile(r"<[a-z][a-z0-9-]*>")
+"""How the name of a tag is spelled: no learned piece is, for none has letters and signs."""
 
 
 def _letters_of_bytes() -> dict[str, int]:
@@ -265,9 +270,9 @@ def pieces(document: Document) -> list[str]:
     return [piece for piece, _ in vocab] if isinstance(vocab, list) else sorted(vocab, key=vocab.__getitem__)
 
 
-def control(spelled: list[str]) -> tuple[str, ...]:
-    """The control tokens of these pieces. No learned piece can be spelled like the mask: none has letters and signs."""
-    return (*CONTROL, MASK) if MASK in spelled[len(CONTROL) : len(CONTROL) + 1] else CONTROL
+def control(spelled: list[str]) -> dict[int, str]:
+    """The pieces that stand for no text, by id: the first ones, the mask where there is one, and all tags."""
+    return {number: piece for number, piece in enumerate(spelled) if number < len(CONTROL) or TAG.fullmatch(piece)}
 
 
 def parse(text: str, origin: str) -> Document:
@@ -305,17 +310,17 @@ def _every_setting(kind: str) -> Iterator[TokenizerSettings]:
 def _sound(document: Document) -> bool:
     """Control tokens first, ids without gaps, every byte present, and nothing that isn't bytes."""
     vocab, spelled = document["model"]["vocab"], pieces(document)
-    first = control(spelled)
+    controls = control(spelled)
     if isinstance(vocab, list):
         numbered = all(math.isfinite(score) for _, score in vocab)
     else:
         numbered = sorted(vocab.values()) == list(range(len(vocab)))
-    words = spelled[len(first) :]
+    words = [piece for number, piece in enumerate(spelled) if number not in controls]
     return (
         numbered
-        and tuple(spelled[: len(first)]) == first
+        and tuple(spelled[: len(CONTROL)]) == CONTROL
+        and MASK not in spelled[len(CONTROL) + 1 :]
         and len(set(spelled)) == len(spelled)
         and BYTES.keys() <= set(words)
-        and MASK not in words
         and all(word and set(word) <= BYTES.keys() for word in words)
     )
