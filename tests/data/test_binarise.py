@@ -17,6 +17,7 @@ from regard.data import encoding
 from regard.data.arrow import id_type
 from regard.data.binarise import binarise
 from regard.data.dataset import PairDataset
+from regard.data.learn import tag_sources
 from regard.errors import JobError, UserError
 from regard.text.tokenizer import Tokenizer, TokenizerPair, TokenizerSettings
 
@@ -47,6 +48,25 @@ def test_the_text_comes_back(tmp_path: Path, tokenizers: TokenizerPair) -> None:
     assert (report.read, report.kept, report.skipped) == (3, 3, {})
     assert report.source_tokens == dataset.source_lengths.sum()
     assert report.target_tokens == dataset.target_lengths.sum()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_tag_stands_before_each_source(
+    tmp_path: Path, tokenizers: TokenizerPair, small_chunks: None, processes: int
+) -> None:
+    tagged, path = tag_sources(tokenizers, ["bt"]), tmp_path / "pairs.arrow"
+    pairs = [*PAIRS, ("", "leer"), ("a dog runs", "1234567")]
+    longest = max(map(len, tokenizers.source.encode([source for source, _ in PAIRS])))
+    report = binarise(pairs, tagged, path, processes=processes, max_length=longest, tag="bt")
+    assert {reason: each.count for reason, each in report.skipped.items()} == {
+        f"source longer than {longest} tokens": 1,
+        "empty source": 1,
+    }
+    dataset = PairDataset.open(path, tagged)
+    kept = decoded(dataset, tagged)
+    assert set(PAIRS) - set(kept) == {PAIRS[2]}
+    for index, (source, _) in enumerate(kept):
+        assert dataset.pair(index)[0].tolist() == [tokenizers.source.size, *tokenizers.source.encode([source])[0]]
 
 
 def test_any_arrow_reader_opens_the_file(tmp_path: Path, tokenizers: TokenizerPair) -> None:

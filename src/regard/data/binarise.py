@@ -94,12 +94,14 @@ def binarise(
     *,
     processes: int = 1,
     max_length: int = 512,
+    tag: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> BinariseReport:
     """Write the token ids of `pairs` to an Arrow file, which appears at `path` once it is complete.
 
     A pair with an empty side, or with more than `max_length` tokens on a side, cannot be trained on: it is skipped and
-    reported. Memory does not grow with the corpus. `progress` is told the number of lines done so far.
+    reported. Memory does not grow with the corpus. `progress` is told the number of lines done so far. With `tag`, the
+    tag of that name in the source's vocabulary stands before each source, and counts as one of its tokens.
 
     By itself this process encodes with threads on all cores, which is as quick as other processes on a few cores; on
     many, more `processes` are quicker. They are started afresh, so a script that asks for them needs the usual
@@ -107,7 +109,8 @@ def binarise(
 
     Raises `UserError` when no pair is left, `JobError` when a worker dies or the disk is full.
     """
-    encoder = Encoder(("source", "target"), (tokenizers.source, tokenizers.target), max_length)
+    first = () if tag is None else (tokenizers.source.tags[tag],)
+    encoder = Encoder(("source", "target"), (tokenizers.source, tokenizers.target), max_length, first)
     report = BinariseReport()
     _write(pairs, encoder, pair_schema(tokenizers), path, report, processes, progress)
     return report

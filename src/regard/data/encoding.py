@@ -78,9 +78,13 @@ class Encoder:
     """One for each column."""
     max_length: int | None = None
     """Rows with more tokens in a column are left out."""
+    first: tuple[int, ...] = ()
+    """Ids before those of the first column of each row."""
 
     def __call__(self, rows: list[Row]) -> Encoded:
         columns = [tokenizer.encode([row[index] for row in rows]) for index, tokenizer in enumerate(self.tokenizers)]
+        if self.first:
+            columns[0] = [[*self.first, *ids] for ids in columns[0]]
         kept: list[int] = []
         skipped: dict[str, Skipped] = {}
         for index, row in enumerate(rows):
@@ -147,7 +151,7 @@ def _encode_in_workers(chunks: Iterator[list[Row]], encoder: Encoder, processes:
         pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_start_worker)
         try:
             for chunk in chunks:
-                waiting.append(pool.submit(_work, paths, encoder.names, encoder.max_length, chunk))
+                waiting.append(pool.submit(_work, paths, encoder.names, encoder.max_length, encoder.first, chunk))
                 if len(waiting) > 2 * processes:
                     yield waiting.popleft().result()
             while waiting:
@@ -175,8 +179,10 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _work(paths: tuple[Path, ...], names: tuple[str, ...], max_length: int | None, chunk: list[Row]) -> Encoded:
-    return Encoder(names, tuple(map(_load, paths)), max_length)(chunk)
+def _work(
+    paths: tuple[Path, ...], names: tuple[str, ...], max_length: int | None, first: tuple[int, ...], chunk: list[Row]
+) -> Encoded:
+    return Encoder(names, tuple(map(_load, paths)), max_length, first)(chunk)
 
 
 _load = cache(Tokenizer.load)

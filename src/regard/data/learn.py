@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 
 from regard.data.corpus import Pair, count_words
+from regard.text.extension import extended, with_tags
 from regard.text.tokenizer import Tokenizer, TokenizerPair, TokenizerSettings
 
 log = logging.getLogger("regard")
@@ -58,6 +59,36 @@ def learn_tokenizer(texts: Callable[[], Iterable[str]], settings: TokenizerSetti
         total += 1
         words += count_words(text)
     return _learn(islice(texts(), 0, None, _step(total)), words, settings)
+
+
+def extend_tokenizers(pairs: Callable[[], Iterable[Pair]], tokenizers: TokenizerPair, count: int) -> TokenizerPair:
+    """The same tokenizers with `count` further pieces, learned from a parallel corpus: one of both sides, or each.
+
+    Raises:
+        UserError: they are not of byte pair encoding, or not learned here.
+    """
+    step = _step(sum(1 for _ in pairs()))
+
+    def sample() -> Iterator[Pair]:
+        return islice(pairs(), 0, None, step)
+
+    if tokenizers.joint:
+        both = extended(tokenizers.source, chain.from_iterable(sample()), count)
+        return TokenizerPair(both, both)
+    return TokenizerPair(
+        extended(tokenizers.source, (source for source, _ in sample()), count),
+        extended(tokenizers.target, (target for _, target in sample()), count),
+    )
+
+
+def tag_sources(tokenizers: TokenizerPair, names: Iterable[str]) -> TokenizerPair:
+    """The same tokenizers with tags of these names for sources; where one serves both sides, it still does.
+
+    Raises:
+        UserError: the source's tokenizer gets no tags (see `with_tags`).
+    """
+    source = with_tags(tokenizers.source, names)
+    return TokenizerPair(source, source if tokenizers.joint else tokenizers.target)
 
 
 def _step(total: int) -> int:
