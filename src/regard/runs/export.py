@@ -14,7 +14,7 @@ from regard.pipelines import write_directory
 from regard.runs.card import Outcome, card
 from regard.runs.task import Task
 from regard.text.lines import write_lines
-from regard.training.checkpoint import average, checkpoints, load_checkpoint
+from regard.training.checkpoint import Checkpoint, average, checkpoints, load_checkpoint
 from regard.training.keeping import CheckpointKeeper
 from regard.training.trainer import Trainer
 from regard.training.validation import Validation, better
@@ -75,7 +75,14 @@ def _candidates(task: Task, trainer: Trainer) -> Iterator[Candidate]:
     paths = checkpoints(task.run.directory / "checkpoints")
     keeper = next(each for each in trainer.listeners if isinstance(each, CheckpointKeeper))
     for step in [step for step in keeper.best() if step in paths] or list(paths)[-1:]:
-        yield Candidate(f"step {step:,}, the best by validation", load_checkpoint(paths[step]).model)
+        yield _validated(step, load_checkpoint(paths[step]))
     last = list(paths.values())[-task.run.settings.checkpoints.keep_last :]
     if len(last) > 1:
         yield Candidate(f"the average of the last {len(last)} checkpoints", average(last))
+
+
+def _validated(step: int, checkpoint: Checkpoint) -> Candidate:
+    """What was validated at a step: the moving average of the weights, where there is one."""
+    averages = checkpoint.averages
+    what = "the moving average of the weights, " * bool(averages)
+    return Candidate(f"step {step:,}, {what}the best by validation", checkpoint.model | averages)

@@ -1,6 +1,7 @@
 """Checkpoints: everything a run needs to go on as if it had never stopped.
 
-`checkpoints/step-N/` holds `model.safetensors`, `optimizer.safetensors` (moments, and the state of the random numbers),
+`checkpoints/step-N/` holds `model.safetensors`, `optimizer.safetensors` (moments, moving averages of the weights where
+there are any, and the state of the random numbers),
 `state.json` (the rest) and `SHA256SUMS` (`sha256sum -c` reads it too). It is written under another name, forced to the
 disk and then renamed, so a directory of this name is complete; older ones are removed only afterwards.
 """
@@ -13,7 +14,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 SUMS = "SHA256SUMS"
+_AVERAGE = "average."
 _NAME = re.compile(r"step-(\d+)$")
 
 
@@ -44,8 +46,20 @@ class Checkpoint:
     optimizer: dict[str, Tensor]
     state: dict[str, Any]
 
+    @property
+    def averages(self) -> dict[str, Tensor]:
+        """The moving averages of weights, by the names of these."""
+        return {
+            name.removeprefix(_AVERAGE): tensor for name, tensor in self.optimizer.items() if name.startswith(_AVERAGE)
+        }
 
-def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Checkpoint:
+
+def snapshot(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+    averages: Mapping[str, Tensor] | None = None,
+) -> Checkpoint:
     """The present state of a run. Tensors are those in use, not copies: save before the next step."""
     weights = dict(store.unwrap(model).named_parameters())
     moments = {
@@ -56,11 +70,15 @@ def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str
     random = {"random.cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         random |= {f"random.cuda.{i}": value for i, value in enumerate(torch.cuda.get_rng_state_all())}
-    return Checkpoint(store.parameters(model), moments | random, state)
+    averages = {f"{_AVERAGE}{name}": tensor for name, tensor in (averages or {}).items()}
+    return Checkpoint(store.parameters(model), moments | averages | random, state)
 
 
 def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer, origin: str) -> None:
-    """Put a checkpoint's values back into a model, its optimizer and the random number generators."""
+    """Put a checkpoint's values back into a model, its optimizer and the random number generators.
+
+    Its moving averages are left to whom they belong to.
+    """
     store.assign(model, checkpoint.model, origin)
     tensors = dict(checkpoint.optimizer)
     torch.set_rng_state(tensors.pop("random.cpu"))
@@ -71,6 +89,8 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
     weights = dict(store.unwrap(model).named_parameters())
     optimizer.state.clear()  # a weight that had no gradient yet has no moments, and gets none from another time
     for name, value in tensors.items():
+        if name.startswith(_AVERAGE):
+            continue
         kind, _, weight_name = name.partition(".")
         weight = weights[weight_name]
         optimizer.state[weight][kind] = value.to(weight.device)

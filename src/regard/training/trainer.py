@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from regard.data.feed import AnyBatch, Feed
 from regard.errors import JobError, UserError
 from regard.settings import Settings
+from regard.training.averaging import MovingAverage
 from regard.training.checkpoint import Checkpoint, restore, snapshot
 from regard.training.loss import LossSums
 from regard.training.optimizers import OptimizerSettings, adam
@@ -34,6 +35,9 @@ class TrainingSettings(Settings):
     2021): 5 in the publication's translation, 0: each batch is read once. Needs dropout, and twice the time."""
     schedule: ScheduleSettings = ScheduleSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
+    ema: float | None = Field(None, gt=0, lt=1)
+    """Decay of a moving average of the weights, such as 0.999: an average over the last 1000 steps or so. It is what is
+    validated, and the best of it a candidate for the final model. Unset: there is none."""
     accumulate: int = Field(1, gt=0)
     """Batches whose gradients are summed for one update."""
     clip_norm: float | None = Field(None, gt=0)
@@ -134,6 +138,7 @@ class Trainer:
         self.listeners = list(listeners)
         self.device = torch.device(device)
         self.optimizer = adam(model, settings.optimizer)
+        self.average = None if settings.ema is None else MovingAverage(self.model, settings.ema)
         self.progress = Progress()
         self.stop_reason: str | None = None
 
@@ -178,6 +183,8 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
+        if self.average is not None:
+            self.average.update(step)
         report = StepReport(
             step=step,
             loss=float(loss) / tokens,
@@ -203,14 +210,23 @@ class Trainer:
     def checkpoint(self) -> Checkpoint:
         """Everything that is needed to go on from here."""
         states = [listener.state() for listener in self.listeners]
-        return snapshot(self.model, self.optimizer, {"progress": asdict(self.progress), "listeners": states})
+        averages = {} if self.average is None else self.average.state()
+        return snapshot(
+            self.model, self.optimizer, {"progress": asdict(self.progress), "listeners": states}, averages
+        )
 
     def resume(self, checkpoint: Checkpoint, origin: str) -> None:
         """Go on from a checkpoint of a run with the same model, data and listeners."""
         restore(checkpoint, self.model, self.optimizer, origin)
+        if self.average is not None:
+            self.average.load_state(checkpoint.averages, origin)
         self.progress = Progress(**checkpoint.state["progress"])
         for listener, state in zip(self.listeners, checkpoint.state["listeners"], strict=True):
             listener.load_state(state)
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """A context in which the model has the moving average of its weights, where there is one."""
+        return nullcontext() if self.average is None else self.average.applied()
 
     def precision(self) -> AbstractContextManager[Any]:
         """The context in which the model computes."""

@@ -75,7 +75,8 @@ def validation_loss(trainer: Trainer, batches: Feed[AnyBatch]) -> dict[str, floa
 
 
 class Validation(Listening):
-    """Computes the scores every so many steps and announces them.
+    """Computes the scores every so many steps and announces them: of the moving average of the weights, where there is
+    one.
 
     `decode(model)`, when given, returns further scores, such as `{"bleu": 31.2, "chrf": 55.0}` of translations.
     """
@@ -92,7 +93,9 @@ class Validation(Listening):
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         if report.step % self.settings.every == 0 or report.step == trainer.settings.steps:
-            trainer.announce(self.scores(trainer))
+            with trainer.averaged():
+                scores = self.scores(trainer)
+            trainer.announce(scores)
 
     def scores(self, trainer: Trainer) -> dict[str, float]:
         """All scores of the model as it is; it is back in training mode afterwards, also when this fails."""
