@@ -12,7 +12,7 @@ from regard.model.transformer import EncoderDecoder
 from regard.pipelines.directory import PATIENCE, ModelDirectory, Pipeline, listed
 from regard.search import engine
 from regard.search.engine import Translation
-from regard.search.settings import SearchSettings
+from regard.search.settings import SamplingSettings, SearchSettings
 from regard.text.tokenizer import TokenizerPair
 
 
@@ -62,11 +62,18 @@ class Translator(Pipeline):
         return list(self.stream(listed(texts), patience=None, name="text", **options))
 
     def stream(
-        self, texts: Iterable[str], *, patience: float | None = PATIENCE, name: str = "input", **options: Any
+        self,
+        texts: Iterable[str],
+        *,
+        sampling: SamplingSettings | None = None,
+        patience: float | None = PATIENCE,
+        name: str = "input",
+        **options: Any,
     ) -> Iterator[Translation]:
         """Translate texts as they come, in order, without holding all of them.
 
         Args:
+            sampling: draw one translation of each text, token by token, instead of searching for the best.
             texts: read ahead by a thread when `patience` is given.
             patience: what has come is translated when nothing more has for so many seconds; None waits for about
                 a thousand texts at a time, which is a little faster for input that is there already.
@@ -74,7 +81,14 @@ class Translator(Pipeline):
         """
         settings = self._settings(options)
         return engine.translate(
-            self.model, self.tokenizers, texts, settings, patience=patience, workers=self.workers, name=name
+            self.model,
+            self.tokenizers,
+            texts,
+            settings,
+            sampling=sampling,
+            patience=patience,
+            workers=self.workers,
+            name=name,
         )
 
     def score(self, sources: str | Sequence[str], targets: str | Sequence[str]) -> list[PairScore]:

@@ -9,17 +9,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from random import Random
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regard.model.interface import SequenceToSequence
-from regard.search.beam import Hypothesis, beam_search
+from regard.search.beam import Hypothesis, beam_search, length_penalty
 from regard.search.decoder import CachedDecoder
+from regard.search.growth import Growing, choose_step_by_step
 from regard.search.inputs import encode_or_replace
 from regard.search.processors import Ban
-from regard.search.settings import SearchSettings
+from regard.search.sampling import Sampling
+from regard.search.settings import SamplingSettings, SearchSettings
 from regard.search.windows import batches, side_by_side, windows
 from regard.text.tokenizer import TokenizerPair
 
@@ -60,6 +63,7 @@ def translate(
     texts: Iterable[str],
     settings: SearchSettings,
     *,
+    sampling: SamplingSettings | None = None,
     patience: float | None = None,
     workers: int = 1,
     name: str = "input",
@@ -69,6 +73,7 @@ def translate(
     The model must be in evaluation mode. Nothing is stored on it, so several threads may translate with one model.
 
     Args:
+        sampling: draw one output for each text, token by token, instead of searching for the best.
         patience: what has arrived is translated when nothing more has come for so many seconds (see `windows`);
             without it, texts are always taken about a thousand at a time.
         workers: so many threads translate batches at once (see `side_by_side`).
@@ -79,7 +84,7 @@ def translate(
     """
     first = 1
     for window in windows(texts, WINDOW, patience):
-        yield from _translate_window(model, tokenizers, window, settings, workers, f"{name}, line", first)
+        yield from _translate_window(model, tokenizers, window, settings, sampling, workers, f"{name}, line", first)
         first += len(window)
 
 
@@ -88,6 +93,7 @@ def _translate_window(
     tokenizers: TokenizerPair,
     texts: list[str],
     settings: SearchSettings,
+    sampling: SamplingSettings | None,
     workers: int,
     name: str,
     first: int,
@@ -108,10 +114,14 @@ def _translate_window(
                 reach,
             )
     sources = [source[:reach] for source in sources]
-    planned = list(batches([len(source) + frame for source in sources], settings.batch_tokens // settings.beam))
+    rows = 1 if sampling is not None else settings.beam
+    planned = list(batches([len(source) + frame for source in sources], settings.batch_tokens // rows))
 
     def search(batch: list[int]) -> list[tuple[Candidate, ...]]:
-        return _search(model, tokenizers, [sources[index] for index in batch], settings)
+        chosen = [sources[index] for index in batch]
+        if sampling is not None:
+            return _draw(model, tokenizers, chosen, settings, sampling)
+        return _search(model, tokenizers, chosen, settings)
 
     for batch, found in zip(planned, side_by_side(search, planned, workers), strict=True):
         for index, candidates in zip(batch, found, strict=True):
@@ -137,6 +147,46 @@ def _search(
             device=device,
         )
     return [tuple(_candidate(hypothesis, tokenizers) for hypothesis in hypotheses) for hypotheses in found]
+
+
+def _draw(
+    model: SequenceToSequence,
+    tokenizers: TokenizerPair,
+    sources: Sequence[list[int]],
+    settings: SearchSettings,
+    sampling: SamplingSettings,
+) -> list[tuple[Candidate, ...]]:
+    """One output for each source, its chances a function of the seed and the source alone."""
+    device = next(model.parameters()).device
+    *forced, begin = tokenizers.target_begin
+    longest = model.settings.max_length - len(forced)
+    texts = [
+        Growing(
+            min(len(source) + settings.extra_tokens, longest),
+            random=Random() if sampling.seed is None else Random(f"{sampling.seed} {source}"),
+        )
+        for source in sources
+    ]
+    begin_B1 = torch.full((len(sources), 1), begin, device=device)
+    with torch.inference_mode():
+        decoder = CachedDecoder(model, *pad_sources(tokenizers, sources, device), forced)
+    steps = choose_step_by_step(
+        decoder,
+        begin_B1,
+        texts,
+        Sampling(sampling),
+        end=tokenizers.target_end,
+        processors=[Ban(tokenizers.target.forbidden, device)],
+    )
+    for _ in steps:
+        pass
+    found: list[tuple[Candidate, ...]] = []
+    for text in texts:
+        finished = text.stopped == "end"
+        score = text.log_probability / length_penalty(len(text.ids) + finished, settings.alpha)
+        hypothesis = Hypothesis(tuple(text.ids), text.log_probability, score, finished)
+        found.append((_candidate(hypothesis, tokenizers),))
+    return found
 
 
 def _candidate(hypothesis: Hypothesis, tokenizers: TokenizerPair) -> Candidate:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.search.processors import NEVER
 from regard.search.ranking import largest
-from regard.search.settings import GenerationSettings
+from regard.search.settings import SamplingSettings
 
 
 def temperature(scores_RV: Float[Tensor, "R V"], value: float) -> Float[Tensor, "R V"]:
@@ -70,7 +70,7 @@ def draw(scores_RV: Float[Tensor, "R V"], chance_R: Float[Tensor, " R"]) -> Int[
 class Sampling:
     """The choice of a token by `temperature`, `top_k`, `top_p` and `min_p` of the settings."""
 
-    def __init__(self, settings: GenerationSettings) -> None:
+    def __init__(self, settings: SamplingSettings) -> None:
         self._settings = settings
 
     def __call__(self, scores_RV: Float[Tensor, "R V"], chances: Sequence[float]) -> Int[Tensor, " R"]:

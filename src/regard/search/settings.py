@@ -30,13 +30,9 @@ class SearchSettings(Settings):
         return self
 
 
-class GenerationSettings(Settings):
-    """How a decoder continues a text. Which way of searching, is said by `contrastive`, `beam` and `temperature`."""
+class SamplingSettings(Settings):
+    """What tokens are drawn from."""
 
-    max_tokens: int | None = Field(256, ge=1)
-    """New tokens at most; None: until the model ends the text or its length is used up."""
-    min_tokens: int = Field(0, ge=0)
-    """The end may not come before so many."""
     temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
     """Scores are divided by it before a token is drawn; 0 always takes the most probable one."""
     top_k: int = Field(0, ge=0)
@@ -46,7 +42,16 @@ class GenerationSettings(Settings):
     min_p: float = Field(0.0, ge=0, le=1)
     """Draw from tokens that are at least so probable, as a share of the most probable one's probability."""
     seed: int | None = None
-    """The same prompt with the same seed gives the same text, whatever stands beside it; None: a new one each time."""
+    """The same input with the same seed gives the same text, whatever stands beside it; None: a new one each time."""
+
+
+class GenerationSettings(SamplingSettings):
+    """How a decoder continues a text. Which way of searching, is said by `contrastive`, `beam` and `temperature`."""
+
+    max_tokens: int | None = Field(256, ge=1)
+    """New tokens at most; None: until the model ends the text or its length is used up."""
+    min_tokens: int = Field(0, ge=0)
+    """The end may not come before so many."""
     n: int = Field(1, ge=1)
     """Texts for each prompt."""
     beam: int = Field(1, ge=1)
