@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +30,7 @@ def train(
     test_target: Path | None = None,
     out: Path | None = None,
     resume: Path | None = None,
+    verify_resume: int | None = None,
     show: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Train a model, from text files or by a recipe; interrupted training goes on where it was.
@@ -48,6 +50,8 @@ def train(
         regard train recipes/ui-strings.yaml --out runs/ui --training.steps 1000
 
         regard train --resume runs/mine --training.steps 20000
+
+        regard train --resume runs/mine --verify-resume 20
 
         regard train --task language-model --source book.txt --out runs/book
 
@@ -72,9 +76,15 @@ def train(
         Directory of the run, with the model in `OUT/model` at the end. Default: runs/NAME-OF-RECIPE.
     resume
         Go on with the run in this directory.
+    verify_resume
+        Do so many steps of the run that --resume names again, and compare every bit of weights, optimizer and random
+        numbers: with the checkpoints that it wrote, where one stands so few steps before the last; else the next steps
+        twice, once with a stop in the middle. Nothing in its directory changes; exit status 1 if anything differs.
     show
         Print the settings and stop.
     """
+    if verify_resume is not None and (resume is None or verify_resume < 1):
+        raise UserError("--verify-resume needs a run and one step or more, as in --resume RUN --verify-resume 20")
     recipe, overrides = _words(words)
     files = _files(train=(source, target), dev=(dev_source, dev_target), test=(test_source, test_target))
     if resume is not None:
@@ -94,6 +104,11 @@ def train(
         from regard.runs.tasks import written
 
         print(written(settings), end="")
+        return
+    if resume is not None and verify_resume is not None:
+        from regard.runs.verify import verify
+
+        verify(resume, settings, verify_resume, partial(print, flush=True))
         return
     if directory is None:
         directory = _directory(out, recipe)

@@ -151,7 +151,7 @@ def _claimed(directory: Path, settings: RunSettings) -> Iterator[None]:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{directory}: cannot be made: {error.strerror}; choose another --out") from None
-    with _alone(directory):
+    with alone(directory):
         path = directory / SETTINGS
         if path.exists():
             changed = _changed(reread(read_yaml(path), str(path)), settings)
@@ -176,7 +176,7 @@ def _changed(before: RunSettings, after: RunSettings) -> list[str]:
 
 
 @contextmanager
-def _alone(directory: Path) -> Iterator[None]:
+def alone(directory: Path) -> Iterator[None]:
     """Refuse a second process: two would remove each other's checkpoints. The lock ends with its process."""
     if sys.platform == "win32":
         yield

@@ -19,23 +19,31 @@ class Averages:
     """The reports since the last time somebody asked, as one record."""
 
     def __init__(self) -> None:
-        self._reports: list[StepReport] = []
+        self.sums: dict[str, float] = {}
+        """All that is kept of them, and part of a checkpoint."""
 
     def add(self, report: StepReport) -> None:
-        self._reports.append(report)
+        tokens = report.target_tokens
+        new = {
+            "steps": 1,
+            "tokens": tokens,
+            "seconds": report.seconds,
+            "loss": report.loss * tokens,
+            "nll": report.nll * tokens,
+            "gradient_norm": report.gradient_norm,
+        }
+        self.sums = {name: self.sums.get(name, 0) + value for name, value in new.items()} | {"rate": report.rate}
 
     def take(self) -> dict[str, float]:
         """Losses weighted by tokens, tokens a second; empties the store."""
-        reports, self._reports = self._reports, []
-        tokens = sum(report.target_tokens for report in reports)
-        seconds = sum(report.seconds for report in reports)
-        nll = sum(report.nll * report.target_tokens for report in reports)
+        sums, self.sums = self.sums, {}
+        tokens = int(sums["tokens"])
         return {
-            "loss": sum(report.loss * report.target_tokens for report in reports) / tokens,
-            "perplexity": perplexity(nll, tokens),
-            "gradient_norm": sum(report.gradient_norm for report in reports) / len(reports),
-            "rate": reports[-1].rate,
-            "target_tokens_per_second": tokens / max(seconds, 1e-9),
+            "loss": sums["loss"] / tokens,
+            "perplexity": perplexity(sums["nll"], tokens),
+            "gradient_norm": sums["gradient_norm"] / sums["steps"],
+            "rate": sums["rate"],
+            "target_tokens_per_second": tokens / max(sums["seconds"], 1e-9),
         }
 
 
@@ -59,16 +67,24 @@ class MetricsLog(Listening):
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         self._averages.add(report)
         if report.step % self.every == 0 or report.step == trainer.settings.steps:
-            self._write(trainer, "training", self._averages.take())
+            self.write(trainer, "training", self._averages.take())
 
     def on_validation(self, trainer: Trainer, scores: dict[str, float]) -> None:
-        self._write(trainer, "validation", scores)
+        self.write(trainer, "validation", scores)
 
     def close(self) -> None:
         if self._tensorboard is not None:
             self._tensorboard.close()
 
-    def _write(self, trainer: Trainer, kind: str, values: dict[str, float]) -> None:
+    def state(self) -> dict[str, Any]:
+        return {"sums": self._averages.sums}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on with the averages too; checkpoints of older releases have none."""
+        self._averages.sums = state.get("sums", {})
+
+    def write(self, trainer: Trainer, kind: str, values: dict[str, float]) -> None:
+        """A record of these values, at the step where the trainer is."""
         progress = trainer.progress
         record = {"kind": kind, "step": progress.step, "epoch": progress.epoch, "seconds": round(progress.seconds, 1)}
         # JSON has no word for a value that is no number.
