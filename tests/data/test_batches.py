@@ -126,7 +126,7 @@ def test_a_start_does_not_build_what_it_skips(make_dataset: MakeDataset, monkeyp
     batches = Batches(make_dataset(LENGTHS), BatchSettings(tokens=60))
     built: list[object] = []
     build = batches._build
-    monkeypatch.setattr(batches, "_build", lambda chosen: built.append(chosen) or build(chosen))
+    monkeypatch.setattr(batches, "_build", lambda *chosen: built.append(chosen) or build(*chosen))
     next(batches.epoch(0, start=10))
     assert len(built) == 1
 

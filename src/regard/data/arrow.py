@@ -107,19 +107,19 @@ def _check_metadata(
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunk:
+class Chunk:
     """A column of one record batch, without a copy: list i is `values[offsets[i] : offsets[i + 1]]`."""
 
     offsets: NDArray[np.int32]
     values: NDArray[Any]
 
 
-def _chunk(lists: pa.ListArray, dtypes: Sequence[type[np.generic]]) -> _Chunk:
+def _chunk(lists: pa.ListArray, dtypes: Sequence[type[np.generic]]) -> Chunk:
     offsets, values = lists.offsets.to_numpy(), lists.values.to_numpy()
     within = len(offsets) == 0 or (offsets[0] >= 0 and offsets[-1] <= len(values))
     if lists.null_count or values.dtype not in dtypes or not within or np.any(np.diff(offsets) < 0):
         raise ValueError("its lists are damaged")
-    return _Chunk(offsets, values)
+    return Chunk(offsets, values)
 
 
 class Lists:
@@ -128,9 +128,9 @@ class Lists:
     Only the lengths (4 bytes a list) are held in memory.
     """
 
-    def __init__(self, path: Path, chunks: list[_Chunk]) -> None:
+    def __init__(self, path: Path, chunks: list[Chunk]) -> None:
         self.path = path
-        self._chunks = chunks
+        self.chunks = chunks
         self._starts = [0, *accumulate(max(len(chunk.offsets) - 1, 0) for chunk in chunks)]
         lengths = [np.diff(chunk.offsets) for chunk in chunks]
         self.lengths: NDArray[np.int32] = np.concatenate(lengths) if lengths else np.empty(0, np.int32)
@@ -138,7 +138,7 @@ class Lists:
     @classmethod
     def joined(cls, columns: Sequence[Lists]) -> Lists:
         """The lists of several columns, one after the other."""
-        return cls(columns[0].path, [chunk for column in columns for chunk in column._chunks])
+        return cls(columns[0].path, [chunk for column in columns for chunk in column.chunks])
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -147,5 +147,5 @@ class Lists:
         if not 0 <= index < len(self):
             raise IndexError(f"{self.path} has {len(self)} entries, and none with index {index}")
         number = bisect_right(self._starts, index) - 1
-        chunk, place = self._chunks[number], index - self._starts[number]
+        chunk, place = self.chunks[number], index - self._starts[number]
         return chunk.values[chunk.offsets[place] : chunk.offsets[place + 1]]

@@ -81,6 +81,15 @@ class PairDataset:
         """The data sets that it was joined from, in their order, or itself."""
         return self._parts or (self,)
 
+    @property
+    def sides(self) -> tuple[Lists, Lists]:
+        """The ids of all sources and of all targets."""
+        return self._source, self._target
+
+    def at(self, epoch: int) -> PairDataset:
+        """The same pairs as they are in an epoch: here always these."""
+        return self
+
     def pair(self, index: int) -> tuple[Ids, Ids]:
         """The token ids of source and target of one pair: read-only views of the mapped file."""
         return self._source[index], self._target[index]

@@ -11,6 +11,7 @@ from regard.data.batches import BatchSettings
 from regard.data.corpus import CleaningSettings
 from regard.data.masking import MaskingSettings
 from regard.data.packing import PackingSettings
+from regard.data.resampled import SubwordDropoutSettings
 from regard.data.tokens import Documents
 from regard.evaluation.metrics import MetricSettings
 from regard.model.adapters import AdapterSettings
@@ -67,6 +68,8 @@ class DataSettings(Settings):
     cleaning: CleaningSettings = CleaningSettings()
     max_length: int = Field(256, gt=0)
     """What has more tokens than this (on a side) is not trained on (and reported)."""
+    subword_dropout: SubwordDropoutSettings = SubwordDropoutSettings()
+    """Text to train on is segmented anew in each epoch; all else is segmented as always."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:

@@ -14,6 +14,7 @@ from regard.data.corpus import CleaningReport, Pair, clean, open_pairs
 from regard.data.dataset import PairDataset
 from regard.data.learn import learn_tokenizers
 from regard.data.named import get
+from regard.data.resampled import ResampledPairs, refuse_unfit
 from regard.errors import UserError
 from regard.evaluation.metrics import Score, corpus_scores
 from regard.model import store
@@ -43,6 +44,7 @@ class Translation(Task):
             "data.target_language",
             "data.cleaning",
             "data.max_length",
+            "data.subword_dropout",
             "tokenizer",
             "tokenizer.joint",
             "model.encoder_layers",
@@ -131,7 +133,7 @@ class Translation(Task):
             return f"validation.metric: {metric} needs validation.sentences above 0"
         if metric not in ("loss", *settings.metrics.metrics):
             return f"validation.metric: {metric} needs that name in metrics.metrics"
-        return super().mistake(settings)
+        return _nothing_to_drop(settings) or super().mistake(settings)
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -140,7 +142,7 @@ class Translation(Task):
         once(run, self._prepare)
         self.tokenizers = TokenizerPair.load(run.directory)
         self.pairs = PairDataset.open(run.data / "train.arrow", self.tokenizers)
-        self.train = Batches(self.pairs, settings.batches, settings.training.seed)
+        self.train = Batches(self._regularised(), settings.batches, settings.training.seed)
         self.dev_pairs = PairDataset.open(run.data / "dev.arrow", self.tokenizers)
         self.dev = Batches(self.dev_pairs, _wide_enough(settings.batches, self.dev_pairs))
         count = settings.validation.sentences
@@ -151,6 +153,16 @@ class Translation(Task):
             self.scores = self.scores.model_copy(update={"language": settings.data.target_language})
         corpus_scores(["a"], [["a"]], self.scores)  # a package that a score lacks is missed now, not after a while
 
+    def _regularised(self) -> PairDataset:
+        """The pairs to train on, segmented anew in each epoch if the settings say so."""
+        settings, around = self.run.settings, self.tokenizers
+        dropout = settings.data.subword_dropout
+        if not dropout.any:
+            return self.pairs
+        frame = max(len(around.source_begin + around.source_end), len(around.target_begin))
+        longest = min(settings.data.max_length, settings.batches.tokens - frame)
+        return ResampledPairs(self.pairs, dropout, settings.training.seed, longest)
+
     def _prepare(self) -> None:
         """Learn the tokenizers and binarise."""
         run, settings = self.run, self.run.settings
@@ -158,6 +170,7 @@ class Translation(Task):
         tokenizers = initial_tokenizers(settings) or learn_tokenizers(
             lambda: self._train_pairs(CleaningReport()), settings.tokenizer
         )
+        refuse_unfit(tokenizers, settings.data.subword_dropout)
         tokenizers.save(run.directory)
         run.say(_vocabulary(tokenizers))
         cleaning = CleaningReport()
@@ -262,6 +275,14 @@ class Translation(Task):
 def _count(files: Files) -> int:
     """The number of pairs."""
     return sum(1 for _ in open_pairs(files.source, files.target))
+
+
+def _nothing_to_drop(settings: RunSettings) -> str | None:
+    """Why merges cannot be left out, if they are to be."""
+    kind = settings.tokenizer.kind
+    if not settings.data.subword_dropout.any or settings.initial is not None or kind == "bpe":
+        return None
+    return f"data.subword_dropout leaves out merges: it needs tokenizer.kind: bpe, not {kind}"
 
 
 def _wide_enough(settings: BatchSettings, dataset: PairDataset) -> BatchSettings:
