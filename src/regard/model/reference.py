@@ -16,6 +16,7 @@ from torch import Tensor
 from regard.model.dropout import dropout
 from regard.model.masks import Mask
 from regard.model.positions import Bias
+from regard.model.softmax import softmax
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def reference_attention(
         scores_BHTS = scores_BHTS + bias.dense_BHTS
     if mask is not None:
         scores_BHTS = scores_BHTS + mask.bias_BHTS
-    weights_BHTS = scores_BHTS.softmax(dim=-1)
+    weights_BHTS = softmax(scores_BHTS)
     if mask is not None and mask.empty_BHT1 is not None:
         scores_BHTS = scores_BHTS.masked_fill(mask.empty_BHT1, float("-inf"))
         weights_BHTS = weights_BHTS.masked_fill(mask.empty_BHT1, 0.0)

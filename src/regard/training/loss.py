@@ -107,14 +107,17 @@ class _FusedCrossEntropy(torch.autograd.Function):
         nll = hidden_ND.new_zeros((), dtype=torch.float64)
         loss = hidden_ND.new_zeros((), dtype=torch.float64)
 
-        rows = max(1, CHUNK_BYTES // (4 * vocabulary))
+        rows = min(max(1, CHUNK_BYTES // (4 * vocabulary)), max(1, hidden_ND.shape[0]))
+        # The same memory for all chunks: new pages from the system would cost as much time as the softmax.
+        logits_memory = hidden_ND.new_empty(rows, vocabulary)
+        p_memory = hidden_ND.new_empty(rows, vocabulary, dtype=torch.float32)
         for start in range(0, hidden_ND.shape[0], rows):
             hidden = hidden_ND[start : start + rows]
             targets = targets_N[start : start + rows, None]
-            logits = functional.linear(hidden, weight).float()
-            target_logits = logits.gather(1, targets).squeeze(1)
-            highest = logits.amax(dim=-1)
-            p = torch.softmax(logits, dim=-1)
+            logits = torch.mm(hidden, weight.T, out=logits_memory[: len(hidden)])
+            target_logits = logits.gather(1, targets).squeeze(1).float()
+            highest = logits.amax(dim=-1).float()
+            p = torch.softmax(logits, dim=-1, dtype=torch.float32, out=p_memory[: len(hidden)])
             # log sum exp(logits) by way of the likeliest class, whose probability is at least 1 / V
             normaliser = highest - p.amax(dim=-1).log()
             mean_logits = hidden.float() @ weight_sum_D / vocabulary
