@@ -113,7 +113,7 @@ class Adapted(nn.Module):
             return torch.cat([*parts, weight_OI[end:]])
 
 
-class _Map(NamedTuple):
+class LinearMap(NamedTuple):
     """A linear map of a layer: some rows of the weight of a module."""
 
     place: str
@@ -133,7 +133,7 @@ def apply(model: nn.Module, settings: AdapterSettings, learning: tuple[str, ...]
     Raises:
         UserError: the model has none of the maps of a target.
     """
-    maps = list(_maps(model))
+    maps = list(linear_maps(model))
     missing = [target for target in settings.targets if target not in {each.target for each in maps}]
     if missing:
         there = [target for target in get_args(Target) if target in {each.target for each in maps}]
@@ -210,7 +210,7 @@ def load(directory: Path) -> Adapters:
     return Adapters(config.adapters, store.read_tensors(directory / WEIGHTS))
 
 
-def _maps(model: nn.Module) -> Iterator[_Map]:
+def linear_maps(model: nn.Module) -> Iterator[LinearMap]:
     """Every linear map that may get adapters."""
     for place, module in model.named_modules():
         if isinstance(module, MultiHeadAttention):
@@ -223,10 +223,12 @@ def _maps(model: nn.Module) -> Iterator[_Map]:
             yield from _blocks(place, module.contract, ("contract",))
 
 
-def _blocks(place: str, linear: nn.Linear, names: tuple[str, ...], widths: list[int] | None = None) -> Iterator[_Map]:
+def _blocks(
+    place: str, linear: nn.Linear, names: tuple[str, ...], widths: list[int] | None = None
+) -> Iterator[LinearMap]:
     end = 0
     for name, width in zip(names, widths or [linear.out_features], strict=True):
-        yield _Map(place, name, linear, slice(end, end + width))
+        yield LinearMap(place, name, linear, slice(end, end + width))
         end += width
 
 
@@ -248,7 +250,7 @@ def _parametrizations(linear: nn.Linear) -> parametrize.ParametrizationList:
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """The parameters that learn: A and B by the name of their map, others by their own."""
     found: dict[str, Tensor] = {}
-    for each in _maps(model):
+    for each in linear_maps(model):
         if parametrize.is_parametrized(each.linear):
             adapted = _parametrizations(each.linear)[0]
             assert isinstance(adapted, Adapted)

@@ -19,7 +19,7 @@ from regard.settings import Settings
 from regard.training.averaging import MovingAverage
 from regard.training.checkpoint import Checkpoint, restore, snapshot
 from regard.training.loss import LossSums
-from regard.training.optimizers import OptimizerSettings, adam
+from regard.training.optimizers import OPTIMIZERS, OptimizerSettings
 from regard.training.schedules import ScheduleSettings, learning_rate
 
 
@@ -137,7 +137,7 @@ class Trainer:
         self.d_model = d_model
         self.listeners = list(listeners)
         self.device = torch.device(device)
-        self.optimizer = adam(model, settings.optimizer)
+        self.optimizer = OPTIMIZERS[settings.optimizer.kind](model, settings.optimizer)
         self.average = None if settings.ema is None else MovingAverage(self.model, settings.ema)
         self.progress = Progress()
         self.stop_reason: str | None = None
