@@ -26,6 +26,8 @@ from torch import Tensor, nn
 from regard.errors import JobError, UserError
 from regard.model import store
 from regard.settings import read_json
+from regard.text.lines import atomic_write
+from regard.training.guard import refuse_not_finite
 
 log = logging.getLogger("regard")
 
@@ -97,7 +99,12 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
 
 
 def save_checkpoint(directory: Path, step: int, checkpoint: Checkpoint) -> Path:
-    """Write `directory/step-N` as a whole or not at all. Raises `JobError` when the disk is full."""
+    """Write `directory/step-N` as a whole or not at all.
+
+    Raises:
+        JobError: the disk is full; or, as `DivergenceError`, a value is not finite.
+    """
+    refuse_not_finite((checkpoint.model | checkpoint.optimizer).items(), step)
     final = directory / f"step-{step}"
     partial = directory / f".step-{step}.partial"
     try:
@@ -106,7 +113,7 @@ def save_checkpoint(directory: Path, step: int, checkpoint: Checkpoint) -> Path:
         files = {
             MODEL: save({name: tensor.cpu().contiguous() for name, tensor in checkpoint.model.items()}),
             OPTIMIZER: save({name: tensor.cpu().contiguous() for name, tensor in checkpoint.optimizer.items()}),
-            STATE: json.dumps({"version": VERSION, **checkpoint.state}, indent=1).encode(),
+            STATE: _written(checkpoint.state),
         }
         files[SUMS] = b"".join(_sum(name, hashlib.sha256(data).hexdigest()) for name, data in files.items())
         for name, data in files.items():
@@ -123,6 +130,23 @@ def save_checkpoint(directory: Path, step: int, checkpoint: Checkpoint) -> Path:
             "make room and train again to go on from the last good one"
         ) from None
     return final
+
+
+def amend(path: Path, changes: dict[str, Any]) -> None:
+    """Change some of a checkpoint's state. It is whole at each moment: for a while either state fits the checksums.
+
+    Raises `JobError` when the disk is full.
+    """
+    state = _written(read_json(path / STATE) | changes)
+    new = _sum(STATE, hashlib.sha256(state).hexdigest())
+    try:
+        before = (path / SUMS).read_bytes().splitlines(keepends=True)
+        after = [line for line in before if not line.endswith(f"  {STATE}\n".encode())] + [new]
+        for name, data in ((SUMS, b"".join([*before, new])), (STATE, state), (SUMS, b"".join(after))):
+            with atomic_write(path / name) as file:
+                file.write(data)
+    except OSError as error:
+        raise JobError(f"{path}: cannot be changed: {error.strerror or error}; make room and train again") from None
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -184,6 +208,10 @@ def average(paths: Iterable[Path]) -> dict[str, Tensor]:
         for name, tensor in load_checkpoint(path).model.items():
             sums[name] = sums[name] + tensor.double() if name in sums else tensor.double()
     return {name: (total / count).float() for name, total in sums.items()}
+
+
+def _written(state: dict[str, Any]) -> bytes:
+    return json.dumps({"version": VERSION, **state}, indent=1).encode()
 
 
 def _sum(name: str, digest: str) -> bytes:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -15,12 +17,28 @@ from torch import Tensor, nn
 
 from regard.data.feed import AnyBatch, Feed
 from regard.errors import JobError, UserError
+from regard.model import store
 from regard.settings import Settings
 from regard.training.averaging import MovingAverage
 from regard.training.checkpoint import Checkpoint, restore, snapshot
+from regard.training.guard import (
+    DivergenceError,
+    GuardSettings,
+    LossWatch,
+    OnDivergence,
+    RandomState,
+    Recovery,
+    first_not_finite,
+)
+from regard.training.halving import in_parts_that_fit
 from regard.training.loss import LossSums
 from regard.training.optimizers import OPTIMIZERS, OptimizerSettings
 from regard.training.schedules import ScheduleSettings, learning_rate
+
+log = logging.getLogger("regard")
+
+HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+"""What matrix products are computed in, by the setting's name; float32 is none of them."""
 
 
 class TrainingSettings(Settings):
@@ -42,8 +60,13 @@ class TrainingSettings(Settings):
     """Batches whose gradients are summed for one update."""
     clip_norm: float | None = Field(None, gt=0)
     """Gradients of a larger norm are scaled down to it. The paper does not clip."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16: matrix products in half precision (autocast), weights and optimizer in float32."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """bfloat16, float16: matrix products in half precision (autocast), weights and optimizer in float32. float16 holds
+    a smaller range: the loss is scaled up for the backward pass, by as much as the gradients allow."""
+    on_divergence: OnDivergence = "stop"
+    """What follows when training diverges. lower-rate: go back to the last good checkpoint and on from there at half
+    the rate; full-precision: go back and compute in float32, and at half the rate if that does not help."""
+    guard: GuardSettings = GuardSettings()
     seed: int = Field(1, ge=0, lt=2**63)
     """Decides initial weights, order of batches and dropout."""
     device: str | None = None
@@ -64,6 +87,10 @@ class Progress:
     target_tokens: int = 0
     seconds: float = 0.0
     """Time spent in steps, over all sittings."""
+    skipped: int = 0
+    """Steps that left the weights as they were, as float16 could not hold the gradients."""
+    split: int = 0
+    """Parts that steps were computed in beyond their batches, which the device's memory could not hold."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +105,10 @@ class StepReport:
     source_tokens: int
     target_tokens: int
     seconds: float
+    skipped: bool = False
+    """The weights were left as they were: float16 could not hold the gradients, whose norm is not finite."""
+    split: int = 0
+    """Parts beyond the batches of the window, which did not fit into memory."""
 
 
 class Listener(Protocol):
@@ -140,6 +171,8 @@ class Trainer:
         self.optimizer = OPTIMIZERS[settings.optimizer.kind](model, settings.optimizer)
         self.average = None if settings.ema is None else MovingAverage(self.model, settings.ema)
         self.progress = Progress()
+        self.watch = LossWatch(settings.guard)
+        self.recover(Recovery())
         self.stop_reason: str | None = None
 
     def train(self) -> None:
@@ -154,6 +187,10 @@ class Trainer:
                     listener.on_step(self, report)
             for listener in self.listeners:
                 listener.on_end(self)
+        except torch.OutOfMemoryError:  # of the optimizer or of validation: a step divides its own work
+            raise JobError(
+                f"the memory of {self.device} is used up; take a smaller model or smaller batches, or train on the cpu"
+            ) from None
         finally:
             for listener in self.listeners:
                 listener.close()
@@ -162,27 +199,25 @@ class Trainer:
         """One update from all batches of `window`: the sum of token losses over the number of target tokens of all."""
         begin = time.perf_counter()
         step = self.progress.step + 1
-        rate = learning_rate(self.settings.schedule, step, self.settings.steps, self.d_model)
+        rate = self.recovery.rate * learning_rate(self.settings.schedule, step, self.settings.steps, self.d_model)
         tokens = max(sum(batch.target_tokens for batch in window), 1)
         self.model.train()
-        self.optimizer.zero_grad()
-        loss = nll = torch.zeros((), device=self.device)
-        for batch in window:
-            with self.precision():
-                sums = self.objective(self.model, batch.to(self.device))
-            if sums.loss.requires_grad:  # all that learns may be in layers that this pass leaves out
-                (sums.loss / tokens).backward()  # type: ignore[no-untyped-call]
-            loss, nll = loss + sums.loss.detach(), nll + sums.nll
+        begin_anew = partial(self._begin_anew, RandomState(self.device))
+        parts, sums = in_parts_that_fit(window, begin_anew, partial(self._gradients, tokens=tokens))
+        loss = sum((each.loss for each in sums), start=torch.zeros((), device=self.device))
+        nll = sum((each.nll for each in sums), start=torch.zeros((), device=self.device))
         norm = self._clip()
-        if not (torch.isfinite(loss) and torch.isfinite(norm)):
-            raise JobError(
-                f"step {step}: the loss is {float(loss) / tokens} and the gradient's norm {float(norm)}; the weights "
-                "were left as they were. Go on from the last checkpoint, or begin anew, with a lower "
-                "training.schedule.peak_rate or more warmup_steps"
-            )
+        skipped = not bool(torch.isfinite(norm)) and self._lower_scale()
+        if not (torch.isfinite(loss) and (torch.isfinite(norm) or skipped)):
+            begin_anew()
+            place = self._first_not_finite(parts, tokens)
+            begin_anew()
+            raise DivergenceError.not_finite(step, float(loss) / tokens, float(norm), place)
+        self.watch.see(step, float(nll) / tokens)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.optimizer.step()
+        if not skipped:
+            self._update()
         if self.average is not None:
             self.average.update(step)
         report = StepReport(
@@ -194,6 +229,8 @@ class Trainer:
             source_tokens=sum(batch.source_tokens for batch in window),
             target_tokens=tokens,
             seconds=time.perf_counter() - begin,
+            skipped=skipped,
+            split=len(parts) - len(window),
         )
         self._count(report)
         return report
@@ -209,11 +246,15 @@ class Trainer:
 
     def checkpoint(self) -> Checkpoint:
         """Everything that is needed to go on from here."""
-        states = [listener.state() for listener in self.listeners]
+        state = {
+            "progress": asdict(self.progress),
+            "listeners": [listener.state() for listener in self.listeners],
+            "recovery": asdict(self.recovery),
+            "watch": self.watch.state(),
+            "scaler": self.scaler.state_dict(),
+        }
         averages = {} if self.average is None else self.average.state()
-        return snapshot(
-            self.model, self.optimizer, {"progress": asdict(self.progress), "listeners": states}, averages
-        )
+        return snapshot(self.model, self.optimizer, state, averages)
 
     def resume(self, checkpoint: Checkpoint, origin: str) -> None:
         """Go on from a checkpoint of a run with the same model, data and listeners."""
@@ -223,6 +264,18 @@ class Trainer:
         self.progress = Progress(**checkpoint.state["progress"])
         for listener, state in zip(self.listeners, checkpoint.state["listeners"], strict=True):
             listener.load_state(state)
+        # Checkpoints of older releases have none of these.
+        self.recover(Recovery(**checkpoint.state.get("recovery", {})))
+        if "watch" in checkpoint.state:
+            self.watch.load_state(checkpoint.state["watch"])
+        if checkpoint.state.get("scaler") and self.scaler.is_enabled():
+            self.scaler.load_state_dict(checkpoint.state["scaler"])
+
+    def recover(self, recovery: Recovery) -> None:
+        """Train from here on as a run that has gone back does."""
+        self.recovery = recovery
+        float16 = self.settings.precision == "float16" and not recovery.full_precision
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=float16)
 
     def averaged(self) -> AbstractContextManager[None]:
         """A context in which the model has the moving average of its weights, where there is one."""
@@ -230,9 +283,9 @@ class Trainer:
 
     def precision(self) -> AbstractContextManager[Any]:
         """The context in which the model computes."""
-        if self.settings.precision == "float32":
+        if self.settings.precision == "float32" or self.recovery.full_precision:
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return torch.autocast(self.device.type, dtype=HALF[self.settings.precision])
 
     def _windows(self) -> Iterator[list[AnyBatch]]:
         """The batches of each update from where `progress` stands; a window may reach over the end of an epoch.
@@ -257,14 +310,65 @@ class Trainer:
                     window = []
             epoch, start = epoch + 1, 0
 
+    def _begin_anew(self, random: RandomState) -> None:
+        """As before the first batch of a step."""
+        random.restore()
+        self.optimizer.zero_grad()
+
+    def _gradients(self, batch: AnyBatch, tokens: int) -> LossSums:
+        """The loss of a batch; its gradients, divided by the tokens of the whole step, are added to those there are."""
+        sums = self._forward(batch)
+        self._backward(sums.loss / tokens)
+        return replace(sums, loss=sums.loss.detach())
+
+    def _forward(self, batch: AnyBatch, model: nn.Module | None = None) -> LossSums:
+        with self.precision():
+            return self.objective(model or self.model, batch.to(self.device))
+
+    def _backward(self, loss: Tensor) -> None:
+        if loss.requires_grad:  # all that learns may be in layers that this pass leaves out
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
     def _clip(self) -> Tensor:
         """The norm of all gradients; those of a norm above `clip_norm` are scaled down to it."""
+        gradients = self._learned()
+        if gradients:
+            self.scaler.unscale_(self.optimizer)
         if self.settings.clip_norm is not None:
             return nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
-        return nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        return nn.utils.get_total_norm(gradients)
+
+    def _update(self) -> None:
+        if self._learned():
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+
+    def _learned(self) -> list[Tensor]:
+        """All gradients that there are."""
+        return [p.grad for p in self.model.parameters() if p.grad is not None]
+
+    def _lower_scale(self) -> bool:
+        """Scale the loss less from now on, and say whether that can help: not below 1, nor where nothing was scaled."""
+        before = self.scaler.get_scale()
+        self.scaler.update()
+        return 1 <= self.scaler.get_scale() < before
+
+    def _first_not_finite(self, parts: Sequence[AnyBatch], tokens: int) -> str | None:
+        """Where it is, by computing the step once more; on the model itself, not its compiled form."""
+        model = store.unwrap(self.model)
+        try:
+            return first_not_finite(
+                model, parts, partial(self._forward, model=model), lambda loss: self._backward(loss / tokens)
+            )
+        except torch.OutOfMemoryError:
+            return None
 
     def _count(self, report: StepReport) -> None:
         self.progress.step = report.step
         self.progress.source_tokens += report.source_tokens
         self.progress.target_tokens += report.target_tokens
         self.progress.seconds += report.seconds
+        self.progress.skipped += report.skipped
+        if report.split and not self.progress.split:
+            log.warning("step %d did not fit into the memory of %s and was computed in parts", report.step, self.device)
+        self.progress.split += report.split
