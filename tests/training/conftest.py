@@ -56,10 +56,10 @@ def build(vocabulary: int, dropout: float = 0.0, seed: int = 0, tie: str = "all"
     return EncoderDecoder(ModelSettings.model_validate(values), vocabulary, vocabulary)
 
 
-def loss_of(smoothing: float = 0.1) -> Callable[[nn.Module, Batch], LossSums]:
+def loss_of(smoothing: float = 0.1, r_drop: float = 0.0) -> Callable[[nn.Module, Batch], LossSums]:
     def objective(model: nn.Module, batch: Batch) -> LossSums:
         assert isinstance(model, EncoderDecoder)
-        return translation_loss(model, batch, smoothing)
+        return translation_loss(model, batch, smoothing, r_drop)
 
     return objective
 
@@ -86,7 +86,7 @@ def make_trainer(batches: Batches, make_model: Callable[..., EncoderDecoder]) ->
         settings = TrainingSettings.model_validate({"steps": 20, "schedule": schedule} | changes)
         return Trainer(
             model or make_model(dropout),
-            objective or loss_of(),
+            objective or loss_of(r_drop=settings.r_drop),
             data or batches,
             settings,
             d_model=16,

@@ -47,7 +47,7 @@ def sitting(
         folder: Path, until: int | None = None, steps: int = 20, seed: int = 0, **settings: Any
     ) -> tuple[Trainer, Diary]:
         pairs: list[tuple[int, ...]] = []
-        inner = make_trainer().objective
+        inner = make_trainer(**settings).objective
 
         def objective(model: nn.Module, batch: Batch) -> LossSums:
             if model.training:
@@ -85,16 +85,30 @@ def everything(trainer: Trainer) -> dict[str, Tensor]:
     return {f"model.{name}": tensor for name, tensor in state.model.items()} | state.optimizer
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
+OPTIONS: list[dict[str, Any]] = [
+    {"accumulate": 1},
+    {"accumulate": 3},
+    {"r_drop": 3.0},
+    {"ema": 0.8},
+    {"optimizer": {"kind": "muon", "weight_decay": 0.1}},
+    {"accumulate": 3, "r_drop": 3.0, "ema": 0.8, "optimizer": {"kind": "muon"}},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("pauses", [[7], [11], [1, 4, 19]], ids=str)
 def test_twenty_steps_in_one_sitting_or_in_several(
-    tmp_path: Path, sitting: Callable[..., tuple[Trainer, Diary]], batches: Batches, accumulate: int, pauses: list[int]
+    tmp_path: Path,
+    sitting: Callable[..., tuple[Trainer, Diary]],
+    batches: Batches,
+    options: dict[str, Any],
+    pauses: list[int],
 ) -> None:
     """Pauses in the middle of an epoch, in the second epoch, after a window over an epoch's end; dropout 0.3."""
-    straight, diary = sitting(tmp_path / "straight", accumulate=accumulate)
+    straight, diary = sitting(tmp_path / "straight", **options)
     entries: dict[int, tuple[Any, ...]] = {}
     for seed, until in enumerate([*pauses, None], start=1):
-        trainer, part = sitting(tmp_path / "parts", until=until, accumulate=accumulate, seed=seed if entries else 0)
+        trainer, part = sitting(tmp_path / "parts", until=until, seed=seed if entries else 0, **options)
         entries |= part.entries
     assert entries == diary.entries
     assert sorted(entries) == list(range(1, 21))
@@ -102,6 +116,8 @@ def test_twenty_steps_in_one_sitting_or_in_several(
     expected, found = everything(straight), everything(trainer)
     assert expected.keys() == found.keys()
     assert any(name.startswith("exp_avg_sq.") for name in expected)
+    kinds = {name.partition(".")[0] for name in expected}
+    assert ("average" in kinds, "momentum" in kinds) == ("ema" in options, "optimizer" in options)
     assert "random.cpu" in expected
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
@@ -109,7 +125,7 @@ def test_twenty_steps_in_one_sitting_or_in_several(
         assert one.state() == other.state()
     before, after = (vars(run.progress) | {"seconds": 0} for run in (straight, trainer))
     assert before == after
-    assert after["epoch"] * batches.count(0) + after["batch"] == 20 * accumulate
+    assert after["epoch"] * batches.count(0) + after["batch"] == 20 * options.get("accumulate", 1)
 
 
 def test_the_pauses_are_where_they_should_be(batches: Batches) -> None:
