@@ -72,8 +72,9 @@ def _choose(task: Task, trainer: Trainer) -> tuple[str, dict[str, float]]:
 
 def _candidates(task: Task, trainer: Trainer) -> Iterator[Candidate]:
     """The best checkpoint, or without validation scores the last one, and the average of the last ones."""
-    paths = checkpoints(task.run.directory / "checkpoints")
     keeper = next(each for each in trainer.listeners if isinstance(each, CheckpointKeeper))
+    keeper.prune(trainer.progress.step)  # as after the last save, should a kill have come between
+    paths = checkpoints(task.run.directory / "checkpoints")
     for step in [step for step in keeper.best() if step in paths] or list(paths)[-1:]:
         yield _validated(step, load_checkpoint(paths[step]))
     last = list(paths.values())[-task.run.settings.checkpoints.keep_last :]

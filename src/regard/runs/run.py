@@ -36,8 +36,8 @@ from regard.runs.settings import RunSettings
 from regard.runs.task import Run, Say, Task
 from regard.runs.tasks import TASKS, reread, written
 from regard.settings import merge, read_yaml
-from regard.text.lines import atomic_write
-from regard.training.checkpoint import Checkpoint, load_latest
+from regard.text.lines import atomic_write, leftovers
+from regard.training.checkpoint import Checkpoint, checkpoints, load_latest
 from regard.training.keeping import CheckpointKeeper
 from regard.training.logs import MetricsLog
 from regard.training.terminal import TerminalView, duration
@@ -155,15 +155,18 @@ def _claimed(directory: Path, settings: RunSettings) -> Iterator[None]:
         path = directory / SETTINGS
         if path.exists():
             changed = _changed(reread(read_yaml(path), str(path)), settings)
-            if changed and any((directory / name).exists() for name in ("checkpoints", "model")):
+            if changed and (checkpoints(directory / "checkpoints") or (directory / "model").exists()):
                 raise UserError(
                     f"{directory}: holds a run with other settings of {', '.join(changed)}; choose another --out, "
                     f"or go on with that run: regard train --resume {directory}"
                 )
             if changed:
                 begin_anew(directory)
-        elif any(directory.iterdir()):
+        elif set(directory.iterdir()) - set(leftovers(directory)):
             raise UserError(f"{directory}: is not empty and holds no run; choose another --out")
+        for folder in (directory, directory / "data", *checkpoints(directory / "checkpoints").values()):
+            for left in leftovers(folder):
+                left.unlink(missing_ok=True)
         with atomic_write(path) as file:
             file.write(written(settings).encode())
         yield

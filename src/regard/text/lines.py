@@ -11,7 +11,9 @@ import errno
 import gzip
 import logging
 import os
+import re
 import secrets
+import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,11 +23,15 @@ from typing import BinaryIO, Literal
 
 from regard.errors import JobError, UserError
 
+if sys.platform != "win32":
+    import fcntl
+
 log = logging.getLogger("regard")
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _UTF8_MARK = b"\xef\xbb\xbf"
+_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
@@ -189,6 +195,8 @@ def atomic_write(path: Path | str) -> Iterator[BinaryIO]:
         raise _write_error(path, error) from None
     try:
         with file:
+            if not special:
+                _hold(file)
             yield file
             file.flush()
             if not special:
@@ -202,6 +210,28 @@ def atomic_write(path: Path | str) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
             raise _write_error(path, error) from None
         raise
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """The hidden files in a folder that writes left when they were killed; those that still go on are none."""
+    found = []
+    for path in folder.glob(".*.tmp"):
+        if _TEMPORARY.fullmatch(path.name):
+            with suppress(OSError), path.open("r+b") as file:
+                if _hold(file):
+                    found.append(path)
+    return found
+
+
+def _hold(file: BinaryIO) -> bool:
+    """Lock a file for as long as this process has it open, as far as the system can; whether it was free."""
+    if sys.platform == "win32":
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _write_error(path: Path | str, error: OSError) -> UserError | JobError:

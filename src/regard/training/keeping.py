@@ -59,6 +59,10 @@ class CheckpointKeeper(Listening):
         step = trainer.progress.step
         save_checkpoint(self.directory, step, trainer.checkpoint())
         self._saved = step
+        self.prune(step)
+
+    def prune(self, step: int) -> None:
+        """Remove what need not be kept any more at this step, and what a killed save left."""
         # Newer ones than this were damaged, or the run would have gone on from them.
         written = [other for other in checkpoints(self.directory) if other <= step]
         prune(self.directory, [*written[-self.settings.keep_last :], *self.best()])

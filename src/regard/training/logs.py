@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch.utils.tensorboard import SummaryWriter
-
 from regard.errors import JobError
 from regard.text.lines import read_lines, write_lines
+from regard.training.events import EventFile
 from regard.training.loss import perplexity
 from regard.training.trainer import Listening, StepReport, Trainer
 
@@ -25,12 +26,12 @@ class Averages:
     def add(self, report: StepReport) -> None:
         tokens = report.target_tokens
         new = {
-            "steps": 1,
             "tokens": tokens,
             "seconds": report.seconds,
             "loss": report.loss * tokens,
             "nll": report.nll * tokens,
-            "gradient_norm": report.gradient_norm,
+            "gradient_norm": report.gradient_norm if math.isfinite(report.gradient_norm) else 0.0,
+            "norms": math.isfinite(report.gradient_norm),
         }
         self.sums = {name: self.sums.get(name, 0) + value for name, value in new.items()} | {"rate": report.rate}
 
@@ -41,7 +42,7 @@ class Averages:
         return {
             "loss": sums["loss"] / tokens,
             "perplexity": perplexity(sums["nll"], tokens),
-            "gradient_norm": sums["gradient_norm"] / sums["steps"],
+            "gradient_norm": sums["gradient_norm"] / sums["norms"] if sums["norms"] else math.nan,
             "rate": sums["rate"],
             "target_tokens_per_second": tokens / max(sums["seconds"], 1e-9),
         }
@@ -52,17 +53,18 @@ class MetricsLog(Listening):
 
     def __init__(self, directory: Path, every: int) -> None:
         self.path = directory / "metrics.jsonl"
+        self.folder = directory / "tensorboard"
         self.every = every
         self._averages = Averages()
-        self._tensorboard: SummaryWriter | None = None
+        self._events: EventFile | None = None
 
     def on_start(self, trainer: Trainer) -> None:
         """A resumed run goes on after its own step: what an interrupted one wrote beyond it is taken back."""
         step = trainer.progress.step
         if self.path.exists():
             write_lines(self.path, [line for line in read_lines(self.path, bad="replace") if _step(line) <= step])
-        folder = self.path.parent / "tensorboard"
-        self._tensorboard = SummaryWriter(str(folder), purge_step=step + 1)
+        with _on_a_full_disk(self.folder):
+            self._events = EventFile(self.folder, first=step + 1)
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         self._averages.add(report)
@@ -73,8 +75,8 @@ class MetricsLog(Listening):
         self.write(trainer, "validation", scores)
 
     def close(self) -> None:
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        if self._events is not None:
+            self._events.close()
 
     def state(self) -> dict[str, Any]:
         return {"sums": self._averages.sums}
@@ -89,14 +91,21 @@ class MetricsLog(Listening):
         record = {"kind": kind, "step": progress.step, "epoch": progress.epoch, "seconds": round(progress.seconds, 1)}
         # JSON has no word for a value that is no number.
         numbers = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        try:
-            with self.path.open("a", encoding="utf-8", newline="\n") as file:
-                file.write(json.dumps(record | numbers) + "\n")
-        except OSError as error:
-            raise JobError(f"{self.path}: cannot be written: {error.strerror}; make room and train again") from None
-        if self._tensorboard is not None:
-            for name, value in values.items():
-                self._tensorboard.add_scalar(f"{kind}/{name}", value, progress.step)
+        with _on_a_full_disk(self.path), self.path.open("a", encoding="utf-8", newline="\n") as file:
+            file.write(json.dumps(record | numbers) + "\n")
+        if self._events is not None:
+            with _on_a_full_disk(self.folder):
+                for name, value in values.items():
+                    self._events.add(f"{kind}/{name}", value, progress.step)
+
+
+@contextmanager
+def _on_a_full_disk(path: Path) -> Iterator[None]:
+    """What cannot be written is a failed job."""
+    try:
+        yield
+    except OSError as error:
+        raise JobError(f"{path}: cannot be written: {error.strerror}; make room and train again") from None
 
 
 def _step(line: str) -> float:
