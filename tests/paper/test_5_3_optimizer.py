@@ -69,19 +69,20 @@ def test_inverse_sqrt_is_the_papers_shape_at_a_chosen_peak() -> None:
 @pytest.mark.parametrize(
     ("kind", "middle", "end"),
     [
-        ("inverse-sqrt", math.sqrt(100 / 550), math.sqrt(0.1)),
-        ("cosine", 0.5, 0.0),
-        ("linear", 0.5, 0.0),
+        ("inverse-sqrt", math.sqrt(100 / 550), math.sqrt(100 / 999)),
+        ("cosine", 0.5, math.sin(math.pi / 1800) ** 2),
+        ("linear", 0.5, 1 / 900),
         ("constant", 1, 1),
     ],
 )
 def test_schedules_rise_to_the_peak_and_fall_their_own_way(kind: str, middle: float, end: float) -> None:
+    """Those that fall to zero would be there after the last of 999 steps: it is no step without a rate."""
     settings = ScheduleSettings.model_validate({"kind": kind, "peak_rate": 0.2, "warmup_steps": 100})
-    rate = {step: learning_rate(settings, step, 1000, 64) for step in range(1, 1001)}
+    rate = {step: learning_rate(settings, step, 999, 64) for step in range(1, 1000)}
     assert max(rate, key=lambda step: rate[step]) == 100
     for step in (1, 50, 99):
         assert rate[step] == pytest.approx(0.2 * step / 100)
-    assert (rate[100], rate[550], rate[1000]) == pytest.approx((0.2, 0.2 * middle, 0.2 * end), abs=1e-12)
+    assert (rate[100], rate[550], rate[999]) == pytest.approx((0.2, 0.2 * middle, 0.2 * end), abs=1e-12)
 
 
 @given(
@@ -91,8 +92,20 @@ def test_schedules_rise_to_the_peak_and_fall_their_own_way(kind: str, middle: fl
     step=st.integers(1, 600),
 )
 def test_rates_stay_between_zero_and_the_peak_for_any_lengths(kind: str, warmup: int, steps: int, step: int) -> None:
+    """And are above zero until the last step."""
     settings = ScheduleSettings.model_validate({"kind": kind, "peak_rate": 0.2, "warmup_steps": warmup})
-    assert 0 <= learning_rate(settings, step, steps, 8) <= 0.2
+    rate = learning_rate(settings, step, steps, 8)
+    assert 0 <= rate <= 0.2
+    assert rate > 0 or step > steps
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear"])
+def test_a_last_rate_is_what_is_fallen_to(kind: str) -> None:
+    settings = ScheduleSettings.model_validate({"kind": kind, "peak_rate": 0.2, "warmup_steps": 100, "last": 0.1})
+    rates = [learning_rate(settings, step, 999, 64) for step in (100, 550, 999, 1000, 5000)]
+    assert rates[:2] == pytest.approx([0.2, 0.2 * (0.1 + 0.9 / 2)])
+    assert 0.02 < rates[2] < 0.02 + 0.18 / 800
+    assert rates[3:] == pytest.approx([0.02, 0.02])
 
 
 def test_a_schedule_and_its_peak_must_fit() -> None:

@@ -24,7 +24,7 @@ class ScheduleSettings(Settings):
     warmup_steps: int = Field(4000, gt=0, lt=2**31)
     """Steps over which the rate rises linearly from zero."""
     last: float = Field(0.0, ge=0, le=1)
-    """Where cosine and linear end: this share of the peak rate."""
+    """What cosine and linear fall to by the end: this share of the peak rate."""
 
     @model_validator(mode="after")
     def _one_peak(self) -> Self:
@@ -49,12 +49,12 @@ def inverse_sqrt(step: int, warmup: int, steps: int) -> float:
 
 
 def cosine(step: int, warmup: int, steps: int) -> float:
-    """Warm-up, then half a cosine wave to zero at the last step (Loshchilov and Hutter 2017)."""
+    """Warm-up, then half a cosine wave (Loshchilov and Hutter 2017)."""
     return min(step / warmup, 0.5 * (1 + math.cos(math.pi * _progress(step, warmup, steps))))
 
 
 def linear(step: int, warmup: int, steps: int) -> float:
-    """Warm-up, then straight to zero at the last step."""
+    """Warm-up, then a straight line."""
     return min(step / warmup, 1 - _progress(step, warmup, steps))
 
 
@@ -65,7 +65,8 @@ def constant(step: int, warmup: int, steps: int) -> float:
 
 
 def _progress(step: int, warmup: int, steps: int) -> float:
-    return min(1.0, max(0.0, (step - warmup) / max(1, steps - warmup)))
+    """From 0 at the end of the warm-up to 1 just after the last step, which still has a rate to learn with."""
+    return min(1.0, max(0.0, (step - warmup) / max(1, steps + 1 - warmup)))
 
 
 SHAPES: dict[str, Callable[[int, int, int], float]] = {
