@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import UserError
-from regard.text.subword_dropout import SubwordDropout, segments
+from regard.text.subword_dropout import SubwordDropout, _Table, segments
 from regard.text.tokenizer import Tokenizer, TokenizerSettings
 
 TEXT = [
@@ -180,6 +180,28 @@ def test_words_begin_where_the_tokenizer_cuts_them(tokenizer: Tokenizer, texts: 
         words = encoding.word_ids
         expected += [place == 0 or words[place] != words[place - 1] for place in range(len(words))]
     assert begins.tolist() == expected
+
+
+def test_a_vocabulary_of_bytes_has_nothing_to_leave_out() -> None:
+    tokenizer = Tokenizer.learn(["abc"], TokenizerSettings(size=260))
+    assert sampled(tokenizer, ["abc a"], 0.5) == [(b" ", b"a", b"b", b"c"), (b" ", b"a")]
+
+
+def test_pairs_are_found_in_a_table_however_crowded() -> None:
+    random = np.random.default_rng(0)
+    keys = random.permutation(5000)[:700].astype(np.int64)
+    table = _Table(keys, np.arange(700, dtype=np.int32), -1)
+    values = dict(zip(keys.tolist(), range(700), strict=True))
+    assert table[np.arange(5000)].tolist() == [values.get(key, -1) for key in range(5000)]
+    crowded = _Crowded(keys[:40], np.arange(40, dtype=np.int32), -1)
+    assert crowded[keys[:50]].tolist() == [*range(40), *[-1] * 10]
+
+
+class _Crowded(_Table):
+    """Every key should be in the same place."""
+
+    def _slots(self, keys: np.ndarray) -> np.ndarray:
+        return np.full(len(keys), 511)
 
 
 def test_everything_left_out_gives_bytes(tokenizer: Tokenizer) -> None:

@@ -97,15 +97,12 @@ class SubwordDropout:
         merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in tokenizer.document["model"]["merges"]]
         left, right, joined = (
             np.array([numbers[piece] for piece in pieces], dtype=np.int64)
-            for pieces in (*zip(*merges, strict=True), [a + b for a, b in merges])
+            for pieces in ([a for a, _ in merges], [b for _, b in merges], [a + b for a, b in merges])
         )
         self._joined = joined.astype(np.int32)
         self._nothing = tokenizer.size
         """In place of an id, where there is none."""
-        pairs = self._key(left, right)
-        ranks = np.argsort(pairs, kind="stable")
-        self._pairs, self._ranks = np.append(pairs[ranks], np.iinfo(np.int64).max), np.append(ranks, _NONE)
-        self._ranks = self._ranks.astype(np.int32)
+        self._ranks = _Table(self._key(left, right), np.arange(len(merges), dtype=np.int32), _NONE)
 
     def borders(self) -> WordBorders:
         """Where words begin in the ids of this tokenizer."""
@@ -196,10 +193,7 @@ class SubwordDropout:
 
     def _rank(self, left: NDArray[np.int32], right: NDArray[np.int32]) -> NDArray[np.int32]:
         """How early each pair was learned, or `_NONE`."""
-        pairs = self._key(left, right)
-        found = np.searchsorted(self._pairs, pairs)
-        ranks: NDArray[np.int32] = np.where(self._pairs[found] == pairs, self._ranks[found], np.int32(_NONE))
-        return ranks
+        return self._ranks[self._key(left, right)]
 
     def _key(self, left: NDArray[np.integer], right: NDArray[np.integer]) -> Numbers:
         return left.astype(np.int64) * (self._nothing + 1) + right
@@ -225,6 +219,44 @@ def _best_left(ranks_NW: NDArray[np.int32], dropped: Numbers) -> tuple[Numbers, 
         dropped[again] -= 1
         again = again[(dropped[again] > 0) & (rank[again] < _NONE)]
     return place, rank
+
+
+class _Table:
+    """Values of distinct keys from 0 on, many looked up at a time: a hash table with open addressing.
+
+    At most an eighth of it is full, so that most keys are found at once; a binary search takes ten times as long.
+    """
+
+    def __init__(self, keys: Numbers, values: NDArray[np.int32], default: int) -> None:
+        """All other keys have the value `default`."""
+        bits = max(1, (8 * len(keys)).bit_length())
+        self._shift = np.uint64(64 - bits)
+        # No key is moved beyond its slot so often that it would need more room than this.
+        self._keys = np.full(2**bits + len(keys), -1, dtype=np.int64)
+        self._values = np.full(len(self._keys), default, dtype=np.int32)
+        slots = self._slots(keys)
+        waiting = np.arange(len(keys))
+        while len(waiting):
+            free = waiting[self._keys[slots[waiting]] < 0]
+            self._keys[slots[free]] = keys[free]  # of several keys for a slot the last one has it
+            waiting = waiting[self._keys[slots[waiting]] != keys[waiting]]
+            slots[waiting] += 1
+        self._values[slots] = values
+
+    def __getitem__(self, keys: Numbers) -> NDArray[np.int32]:
+        slots = self._slots(keys)
+        found = self._keys[slots]
+        missed = np.flatnonzero((found != keys) & (found >= 0))
+        while len(missed):
+            slots[missed] += 1
+            found = self._keys[slots[missed]]
+            missed = missed[(found != keys[missed]) & (found >= 0)]
+        return self._values[slots]
+
+    def _slots(self, keys: Numbers) -> Numbers:
+        """Where each key should be: the first bits of its product with 2^64 divided by the golden ratio."""
+        mixed = keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        return (mixed >> self._shift).astype(np.int64)
 
 
 class _Pieces:
