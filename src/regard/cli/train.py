@@ -32,12 +32,14 @@ def train(
     resume: Path | None = None,
     verify_resume: int | None = None,
     show: Annotated[bool, Parameter(negative="")] = False,
+    plan: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Train a model, from text files or by a recipe; interrupted training goes on where it was.
 
     Two parallel files are enough for translation: the rest is chosen from their size, and said. A recipe is a YAML file
     of settings; each of them can be given as an option too, such as `--model.d-model 256` or `--training.steps 5000`.
-    With `--show` all settings are printed, with nothing done.
+    With `--show` all settings are printed, with nothing done; with `--plan` what the run will take: text in numbers,
+    parameters, memory and hours, from half a minute of trying.
 
     Other tasks are chosen by `--task`: language-model and masked-language-model learn from one text,
     text-classification from texts and labels (two files, or one of text, tab, label), token-classification from a file
@@ -48,6 +50,8 @@ def train(
         regard train --source text.en --target text.de --out runs/mine
 
         regard train recipes/ui-strings.yaml --out runs/ui --training.steps 1000
+
+        regard train recipes/ui-strings.yaml --out runs/ui --plan
 
         regard train --resume runs/mine --training.steps 20000
 
@@ -82,6 +86,10 @@ def train(
         twice, once with a stop in the middle. Nothing in its directory changes; exit status 1 if anything differs.
     show
         Print the settings and stop.
+    plan
+        Prepare the text, try each stage of the run for some seconds, print what it will need and how long it will take,
+        and stop. What cannot fit into memory is refused, with what to change. The prepared text stays in the run's
+        directory for the run, where `--out` or a recipe names one.
     """
     if verify_resume is not None and (resume is None or verify_resume < 1):
         raise UserError("--verify-resume needs a run and one step or more, as in --resume RUN --verify-resume 20")
@@ -110,6 +118,10 @@ def train(
 
         verify(resume, settings, verify_resume, partial(print, flush=True))
         return
+    if plan:
+        named = directory or (_directory(out, recipe) if out or recipe else None)
+        _plan(named, settings)
+        return
     if directory is None:
         directory = _directory(out, recipe)
 
@@ -119,6 +131,15 @@ def train(
     view = TerminalView()
     if run(directory, settings, view, view.say) is None:
         raise SystemExit(130)  # stopped by Ctrl-C, with all saved
+
+
+def _plan(directory: Path | None, settings: RunSettings) -> None:
+    from regard.inspection.costs import parameters_by_part
+    from regard.runs.plan import plan
+    from regard.training.terminal import TerminalView
+
+    made = plan(directory, settings, parameters_by_part, TerminalView().say)
+    print(*made.lines(), sep="\n")
 
 
 def _words(words: tuple[str, ...]) -> tuple[Path | None, dict[str, Any]]:

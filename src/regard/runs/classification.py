@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from regard.data.examples import LabelledBatch, LabelledBatches
@@ -33,7 +35,7 @@ from regard.pipelines.classifier import Classifier
 from regard.runs.initial import initial_tokenizers
 from regard.runs.prepare import credited, described, held_out, once, shown
 from regard.runs.settings import DataSettings, Files, RunSettings
-from regard.runs.task import Corpus, Run, Task
+from regard.runs.task import Corpus, Line, Run, Task
 from regard.text.lines import write_lines
 from regard.text.tokenizer import Tokenizer, TokenizerPair
 from regard.training.loss import LossSums, classification_loss, token_classification_loss
@@ -61,8 +63,9 @@ class Classification(Task, Generic[ExampleT]):
     def read(cls, files: Files) -> Iterator[ExampleT]:
         """The examples of some files."""
 
+    @classmethod
     @abstractmethod
-    def text(self, example: ExampleT) -> str:
+    def text(cls, example: ExampleT) -> str:
         """The text of an example."""
 
     @abstractmethod
@@ -169,6 +172,14 @@ class Classification(Task, Generic[ExampleT]):
     def amount(self) -> str:
         return f"{len(self.examples):,} examples"
 
+    @property
+    def lengths(self) -> Mapping[str, NDArray[np.int32]]:
+        return {"source": self.examples.lengths}
+
+    @classmethod
+    def lines(cls, corpus: Corpus) -> Iterator[Line]:
+        return (Line(each.labels[0][1], cls.text(each), "source") for each in cls.read(corpus.train))
+
     def model(self) -> store.ModelConfig:
         return store.ModelConfig(
             family="encoder",
@@ -229,7 +240,8 @@ class TextClassification(Classification[Example]):
     def read(cls, files: Files) -> Iterator[Example]:
         return read_labelled(files.source, files.target)
 
-    def text(self, example: Example) -> str:
+    @classmethod
+    def text(cls, example: Example) -> str:
         return example.text
 
     def binarise(self, examples: Iterable[Example], tokenizer: Tokenizer, part: str) -> LabelledReport:
@@ -258,7 +270,8 @@ class TokenClassification(Classification[Tagged]):
     def read(cls, files: Files) -> Iterator[Tagged]:
         return read_tagged(files.source)
 
-    def text(self, example: Tagged) -> str:
+    @classmethod
+    def text(cls, example: Tagged) -> str:
         return " ".join(example.words)
 
     def binarise(self, examples: Iterable[Tagged], tokenizer: Tokenizer, part: str) -> LabelledReport:

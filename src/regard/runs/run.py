@@ -30,7 +30,9 @@ from regard.errors import UserError
 from regard.model import store
 from regard.pipelines import choose_device
 from regard.runs.export import export
+from regard.runs.fitting import expect, refuse_hopeless
 from regard.runs.initial import adapt, take_over
+from regard.runs.overview import prepare
 from regard.runs.prepare import begin_anew
 from regard.runs.settings import RunSettings
 from regard.runs.task import Run, Say, Task
@@ -63,17 +65,19 @@ def train(directory: Path, settings: RunSettings, view: TerminalView, say: Say) 
         torch.set_num_threads(settings.training.threads)
     choose_device(settings.training.device)  # a device that is not there is known before any work
     run = Run(directory, settings, TASKS[settings.task].corpus(settings.data), say)
-    with _claimed(directory, settings):
+    with claimed(directory, settings):
         return _carry_out(run, view)
 
 
 def _carry_out(run: Run, view: TerminalView) -> dict[str, float] | None:
     settings, say = run.settings, run.say
-    task = TASKS[settings.task](run)
+    task = prepare(run)
+    refuse_hopeless(task, choose_device(settings.training.device))
     found = load_latest(run.directory / "checkpoints")
     model = build_model(task, new=found is None)
     trainer = build_trainer(task, model, view)
     say(_describe(task, trainer))
+    say(expect(task, trainer).sentence(trainer.device))
     if found:
         go_on(trainer, *found)
         say(f"going on from step {trainer.progress.step:,} ({found[0]})")
@@ -142,10 +146,11 @@ def load_settings(directory: Path, overrides: Mapping[str, Any]) -> RunSettings:
 
 
 @contextmanager
-def _claimed(directory: Path, settings: RunSettings) -> Iterator[None]:
+def claimed(directory: Path, settings: RunSettings, *, rewrite: bool = True) -> Iterator[None]:
     """Make the directory this run's own, or find that it is: another run's is left alone.
 
-    What has neither checkpoints nor a model has not really begun, and may begin anew with other settings.
+    What has neither checkpoints nor a model has not really begun, and may begin anew with other settings. Without
+    `rewrite`, settings that say the same but for what may change are left as they were written.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -153,7 +158,9 @@ def _claimed(directory: Path, settings: RunSettings) -> Iterator[None]:
         raise UserError(f"{directory}: cannot be made: {error.strerror}; choose another --out") from None
     with alone(directory):
         path = directory / SETTINGS
-        if path.exists():
+        begun = path.exists()
+        changed: list[str] = []
+        if begun:
             changed = _changed(reread(read_yaml(path), str(path)), settings)
             if changed and (checkpoints(directory / "checkpoints") or (directory / "model").exists()):
                 raise UserError(
@@ -167,8 +174,9 @@ def _claimed(directory: Path, settings: RunSettings) -> Iterator[None]:
         for folder in (directory, directory / "data", *checkpoints(directory / "checkpoints").values()):
             for left in leftovers(folder):
                 left.unlink(missing_ok=True)
-        with atomic_write(path) as file:
-            file.write(written(settings).encode())
+        if rewrite or changed or not begun:
+            with atomic_write(path) as file:
+                file.write(written(settings).encode())
         yield
 
 

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from regard.data.feed import AnyBatch, Feed
@@ -19,6 +21,7 @@ from regard.model import store
 from regard.model.presets import PRESETS, preset
 from regard.pipelines import Pipeline
 from regard.runs.settings import DataSettings, Files, RunSettings
+from regard.search.settings import SearchSettings
 from regard.training.loss import LossSums
 from regard.training.validation import Metric
 
@@ -50,6 +53,26 @@ class Run:
     def data(self) -> Path:
         """Where what training reads is kept."""
         return self.directory / "data"
+
+
+class Line(NamedTuple):
+    """A text to learn from, where it came from."""
+
+    origin: str
+    """File and line."""
+    text: str
+    side: Literal["source", "target"]
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a validation or the test translates."""
+
+    sources: list[str]
+    references: list[str]
+    settings: SearchSettings
+    score: Callable[[list[str]], object]
+    """Compares translations with the references."""
 
 
 class Task(ABC):
@@ -142,6 +165,21 @@ class Task(ABC):
     @abstractmethod
     def amount(self) -> str:
         """How much is learned from, such as "29,000 pairs"."""
+
+    @property
+    def lengths(self) -> Mapping[str, NDArray[np.int32]]:
+        """Tokens of each text that is learned from, by side; none where no text is."""
+        return {}
+
+    @classmethod
+    def lines(cls, corpus: Corpus) -> Iterator[Line]:
+        """The text of `corpus.train` as it stands in its files; none where no text is."""
+        del corpus
+        return iter(())
+
+    def searches(self, part: Literal["dev", "test"]) -> Search | None:
+        """What a validation, or the test at the end, translates, if it does."""
+        return None
 
     @abstractmethod
     def model(self) -> store.ModelConfig:

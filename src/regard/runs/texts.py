@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from regard.data.binarise import binarise_texts
@@ -17,7 +19,7 @@ from regard.evaluation.metrics import Score
 from regard.runs.initial import initial_tokenizers
 from regard.runs.prepare import credited, described, held_out, once
 from regard.runs.settings import DataSettings, Files
-from regard.runs.task import Corpus, Run, Task
+from regard.runs.task import Corpus, Line, Run, Task
 from regard.text.lines import read_lines, write_lines
 from regard.text.tokenizer import TokenizerPair
 from regard.training.loss import perplexity
@@ -69,6 +71,15 @@ class TextTask(Task):
     @property
     def amount(self) -> str:
         return f"{int(self.texts.lengths.sum()):,} tokens in {len(self.texts):,} documents"
+
+    @property
+    def lengths(self) -> Mapping[str, NDArray[np.int32]]:
+        return {"source": self.texts.lengths}
+
+    @classmethod
+    def lines(cls, corpus: Corpus) -> Iterator[Line]:
+        path = corpus.train.source
+        return (Line(f"{path}, line {number}", line, "source") for number, line in enumerate(read_lines(path), start=1))
 
     def perplexity(self, model: nn.Module, batches: Feed[AnyBatch], how: str) -> list[Score]:
         """exp of the mean negative log-likelihood over all batches."""

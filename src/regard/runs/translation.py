@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from regard.data.batches import Batch, Batches, BatchSettings
@@ -24,7 +26,7 @@ from regard.pipelines import Translator
 from regard.runs.initial import initial_tokenizers
 from regard.runs.prepare import credited, described, held_out, once, say_left_out, shown
 from regard.runs.settings import DataSettings, Files, RunSettings
-from regard.runs.task import Corpus, Run, Task
+from regard.runs.task import Corpus, Line, Run, Search, Task
 from regard.search.engine import translate
 from regard.search.settings import SearchSettings
 from regard.text.lines import one_line, write_lines
@@ -215,6 +217,29 @@ class Translation(Task):
     @property
     def amount(self) -> str:
         return f"{len(self.pairs):,} pairs"
+
+    @property
+    def lengths(self) -> Mapping[str, NDArray[np.int32]]:
+        return {"source": self.pairs.source_lengths, "target": self.pairs.target_lengths}
+
+    @classmethod
+    def lines(cls, corpus: Corpus) -> Iterator[Line]:
+        train = corpus.train
+        for number, (source, target) in enumerate(open_pairs(train.source, train.target), start=1):
+            yield Line(f"{train.source}, line {number}", source, "source")
+            yield Line(f"{train.target or train.source}, line {number}", target, "target")
+
+    def searches(self, part: Literal["dev", "test"]) -> Search | None:
+        search, files = self.run.settings.search, self.run.corpus.test
+        if part == "dev":
+            sources, references = self.sources, self.references
+            search = search.model_copy(update={"beam": 1, "nbest": 1})
+        elif files is not None:
+            pairs = list(open_pairs(files.source, files.target))
+            sources, references = [source for source, _ in pairs], [target for _, target in pairs]
+        else:
+            return None
+        return Search(sources, references, search, lambda outputs: corpus_scores(outputs, [references], self.scores))
 
     def model(self) -> store.ModelConfig:
         sizes = store.Vocabulary(source=self.tokenizers.source.size, target=self.tokenizers.target.size)

@@ -13,6 +13,9 @@ from regard.training.trainer import Listening, StepReport, Trainer
 PLAIN_SECONDS = 10.0
 """Without a terminal there is a line about this often."""
 
+FORETOLD_AFTER = 20.0
+"""So many seconds of steps say how long the others will take."""
+
 
 class TerminalView(Listening):
     """Step, loss, rate, target tokens a second and time left; the scores of each validation stay on screen."""
@@ -24,6 +27,8 @@ class TerminalView(Listening):
         self._begin = 0.0
         self._first_step = 0
         self._last_line = 0.0
+        self._spent = 0.0
+        self._foretold = False
 
     def say(self, text: str) -> None:
         """A line that stays, as it is."""
@@ -40,6 +45,7 @@ class TerminalView(Listening):
 
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         self._recent.append(report)
+        self._foretell(trainer, report)
         if self._progress is not None:
             line = self._line(trainer)
             self._progress.update(self._progress.task_ids[0], completed=report.step, description=line)
@@ -54,6 +60,16 @@ class TerminalView(Listening):
     def close(self) -> None:
         if self._progress is not None:
             self._progress.stop()
+
+    def _foretell(self, trainer: Trainer, report: StepReport) -> None:
+        """Say once how long the steps that are left will take."""
+        self._spent += report.seconds
+        left = trainer.settings.steps - report.step
+        if self._foretold or self._spent < FORETOLD_AFTER or not left:
+            return
+        self._foretold = True
+        time_left = duration(left * self._spent / (report.step - self._first_step))
+        self.say(f"predicted: {time_left} for the {left:,} steps that are left; validations and the test come on top")
 
     def _line(self, trainer: Trainer) -> str:
         step, steps = trainer.progress.step, trainer.settings.steps
