@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from typing import Any, Literal, Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 import torch
 from pydantic import Field
@@ -17,28 +16,15 @@ from torch import Tensor, nn
 
 from regard.data.feed import AnyBatch, Feed
 from regard.errors import JobError, UserError
-from regard.model import store
 from regard.settings import Settings
 from regard.training.averaging import MovingAverage
 from regard.training.checkpoint import Checkpoint, restore, snapshot
-from regard.training.guard import (
-    DivergenceError,
-    GuardSettings,
-    LossWatch,
-    OnDivergence,
-    RandomState,
-    Recovery,
-    first_not_finite,
-)
-from regard.training.halving import in_parts_that_fit
-from regard.training.loss import LossSums
+from regard.training.guard import DivergenceError, GuardSettings, LossWatch, OnDivergence, Recovery
 from regard.training.optimizers import OPTIMIZERS, OptimizerSettings
+from regard.training.passes import Objective, Passes, Precision
 from regard.training.schedules import ScheduleSettings, learning_rate
 
 log = logging.getLogger("regard")
-
-HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-"""What matrix products are computed in, by the setting's name; float32 is none of them."""
 
 
 class TrainingSettings(Settings):
@@ -60,7 +46,7 @@ class TrainingSettings(Settings):
     """Batches whose gradients are summed for one update."""
     clip_norm: float | None = Field(None, gt=0)
     """Gradients of a larger norm are scaled down to it. The paper does not clip."""
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    precision: Precision = "float32"
     """bfloat16, float16: matrix products in half precision (autocast), weights and optimizer in float32. float16 holds
     a smaller range: the loss is scaled up for the backward pass, by as much as the gradients allow."""
     on_divergence: OnDivergence = "stop"
@@ -140,10 +126,6 @@ class Listening:
         return {}
 
 
-Objective = Callable[[Any, Any], LossSums]
-"""Sums of loss of a model over a batch: what the model must learn."""
-
-
 class Trainer:
     """Carries out the steps of a run.
 
@@ -202,35 +184,30 @@ class Trainer:
         rate = self.recovery.rate * learning_rate(self.settings.schedule, step, self.settings.steps, self.d_model)
         tokens = max(sum(batch.target_tokens for batch in window), 1)
         self.model.train()
-        begin_anew = partial(self._begin_anew, RandomState(self.device))
-        parts, sums = in_parts_that_fit(window, begin_anew, partial(self._gradients, tokens=tokens))
-        loss = sum((each.loss for each in sums), start=torch.zeros((), device=self.device))
-        nll = sum((each.nll for each in sums), start=torch.zeros((), device=self.device))
+        sums = self.passes.gradients(window, tokens)
         norm = self._clip()
-        skipped = not bool(torch.isfinite(norm)) and self._lower_scale()
-        if not (torch.isfinite(loss) and (torch.isfinite(norm) or skipped)):
-            begin_anew()
-            place = self._first_not_finite(parts, tokens)
-            begin_anew()
-            raise DivergenceError.not_finite(step, float(loss) / tokens, float(norm), place)
-        self.watch.see(step, float(nll) / tokens)
+        skipped = not bool(torch.isfinite(norm)) and self.passes.lower_scale()
+        if not (torch.isfinite(sums.loss) and (torch.isfinite(norm) or skipped)):
+            place = self.passes.first_not_finite(sums)
+            raise DivergenceError.not_finite(step, float(sums.loss) / tokens, float(norm), place)
+        self.watch.see(step, float(sums.nll) / tokens)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         if not skipped:
-            self._update()
+            self.passes.update(self.optimizer)
         if self.average is not None:
             self.average.update(step)
         report = StepReport(
             step=step,
-            loss=float(loss) / tokens,
-            nll=float(nll) / tokens,
+            loss=float(sums.loss) / tokens,
+            nll=float(sums.nll) / tokens,
             gradient_norm=float(norm),
             rate=rate,
             source_tokens=sum(batch.source_tokens for batch in window),
             target_tokens=tokens,
             seconds=time.perf_counter() - begin,
             skipped=skipped,
-            split=len(parts) - len(window),
+            split=len(sums.parts) - len(window),
         )
         self._count(report)
         return report
@@ -251,7 +228,7 @@ class Trainer:
             "listeners": [listener.state() for listener in self.listeners],
             "recovery": asdict(self.recovery),
             "watch": self.watch.state(),
-            "scaler": self.scaler.state_dict(),
+            "scaler": self.passes.scaler.state_dict(),
         }
         averages = {} if self.average is None else self.average.state()
         return snapshot(self.model, self.optimizer, state, averages)
@@ -268,14 +245,14 @@ class Trainer:
         self.recover(Recovery(**checkpoint.state.get("recovery", {})))
         if "watch" in checkpoint.state:
             self.watch.load_state(checkpoint.state["watch"])
-        if checkpoint.state.get("scaler") and self.scaler.is_enabled():
-            self.scaler.load_state_dict(checkpoint.state["scaler"])
+        if checkpoint.state.get("scaler") and self.passes.scaler.is_enabled():
+            self.passes.scaler.load_state_dict(checkpoint.state["scaler"])
 
     def recover(self, recovery: Recovery) -> None:
         """Train from here on as a run that has gone back does."""
         self.recovery = recovery
-        float16 = self.settings.precision == "float16" and not recovery.full_precision
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=float16)
+        precision = "float32" if recovery.full_precision else self.settings.precision
+        self.passes = Passes(self.model, self.objective, self.device, precision)
 
     def averaged(self) -> AbstractContextManager[None]:
         """A context in which the model has the moving average of its weights, where there is one."""
@@ -283,9 +260,7 @@ class Trainer:
 
     def precision(self) -> AbstractContextManager[Any]:
         """The context in which the model computes."""
-        if self.settings.precision == "float32" or self.recovery.full_precision:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=HALF[self.settings.precision])
+        return self.passes.precision()
 
     def _windows(self) -> Iterator[list[AnyBatch]]:
         """The batches of each update from where `progress` stands; a window may reach over the end of an epoch.
@@ -310,58 +285,12 @@ class Trainer:
                     window = []
             epoch, start = epoch + 1, 0
 
-    def _begin_anew(self, random: RandomState) -> None:
-        """As before the first batch of a step."""
-        random.restore()
-        self.optimizer.zero_grad()
-
-    def _gradients(self, batch: AnyBatch, tokens: int) -> LossSums:
-        """The loss of a batch; its gradients, divided by the tokens of the whole step, are added to those there are."""
-        sums = self._forward(batch)
-        self._backward(sums.loss / tokens)
-        return replace(sums, loss=sums.loss.detach())
-
-    def _forward(self, batch: AnyBatch, model: nn.Module | None = None) -> LossSums:
-        with self.precision():
-            return self.objective(model or self.model, batch.to(self.device))
-
-    def _backward(self, loss: Tensor) -> None:
-        if loss.requires_grad:  # all that learns may be in layers that this pass leaves out
-            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-
     def _clip(self) -> Tensor:
         """The norm of all gradients; those of a norm above `clip_norm` are scaled down to it."""
-        gradients = self._learned()
-        if gradients:
-            self.scaler.unscale_(self.optimizer)
+        gradients = self.passes.unscale(self.optimizer)
         if self.settings.clip_norm is not None:
             return nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
         return nn.utils.get_total_norm(gradients)
-
-    def _update(self) -> None:
-        if self._learned():
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-
-    def _learned(self) -> list[Tensor]:
-        """All gradients that there are."""
-        return [p.grad for p in self.model.parameters() if p.grad is not None]
-
-    def _lower_scale(self) -> bool:
-        """Scale the loss less from now on, and say whether that can help: not below 1, nor where nothing was scaled."""
-        before = self.scaler.get_scale()
-        self.scaler.update()
-        return 1 <= self.scaler.get_scale() < before
-
-    def _first_not_finite(self, parts: Sequence[AnyBatch], tokens: int) -> str | None:
-        """Where it is, by computing the step once more; on the model itself, not its compiled form."""
-        model = store.unwrap(self.model)
-        try:
-            return first_not_finite(
-                model, parts, partial(self._forward, model=model), lambda loss: self._backward(loss / tokens)
-            )
-        except torch.OutOfMemoryError:
-            return None
 
     def _count(self, report: StepReport) -> None:
         self.progress.step = report.step

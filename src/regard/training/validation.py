@@ -17,7 +17,8 @@ from torch import nn
 from regard.data.feed import AnyBatch, Feed
 from regard.settings import Settings
 from regard.training.loss import perplexity
-from regard.training.trainer import Listening, Objective, StepReport, Trainer
+from regard.training.passes import Objective
+from regard.training.trainer import Listening, StepReport, Trainer
 
 Metric = Literal["loss", "bleu", "chrf", "accuracy", "macro_f1"]
 DIRECTIONS: dict[Metric, Literal[-1, 1]] = {"loss": -1, "bleu": 1, "chrf": 1, "accuracy": 1, "macro_f1": 1}
