@@ -31,7 +31,7 @@ VERBS = {
     "inspect": "Show what a model or preset consists of.",
     "convert": "Turn models of Hugging Face transformers into ours, or ours into theirs.",
     "experiment": "Carry out a comparison of the paper on your own text.",
-    "data": "Prepare text: fetch, clean, measure, learn a tokenizer, binarise.",
+    "data": "Prepare text: fetch, clean, measure, learn a tokenizer, binarise, back-translate, distill.",
 }
 
 

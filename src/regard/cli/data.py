@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from regard.cli.progress import progress
+from regard.cli.synthesis import back_translate, distill
 from regard.data.corpus import CleaningReport, CleaningSettings, Pair
 from regard.errors import UserError
 from regard.text.tokenizer import TokenizerSettings
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
     from regard.data.statistics import Side, Statistics
 
-app = App(name="data", help="Prepare parallel text: fetch, clean, measure, learn a tokenizer, binarise.")
+app = App(name="data", help="Prepare parallel text: fetch, clean, measure, learn a tokenizer, binarise, make more.")
+app.command(back_translate)
+app.command(distill)
 
 CLEANING, TOKENIZER = CleaningSettings(), TokenizerSettings()
 

@@ -88,6 +88,19 @@ def corpus_scores(
     return scores
 
 
+class SentenceScore:
+    """How like one sentence is to another, from 0 to 100: good to choose by, and no measure of a system."""
+
+    def __init__(self, name: Literal["bleu", "chrf"] = "bleu", language: str | None = None) -> None:
+        """BLEU counts the n-grams that a short sentence has (effective order), and never gives 0 for one too few."""
+        settings = MetricSettings(metrics=(name,), language=language)
+        bleu = BLEU(tokenize=settings.tokenization, effective_order=True)
+        self._metric: BLEU | CHRF = bleu if name == "bleu" else CHRF()
+
+    def __call__(self, hypothesis: str, reference: str) -> float:
+        return float(self._metric.sentence_score(hypothesis, [reference]).score)
+
+
 def compare(
     hypotheses: Sequence[str],
     others: Sequence[str],
