@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from regard.data.arrow import Chunk, Lists
 from regard.data.batches import Batch, Batches, BatchSettings
 from regard.data.binarise import binarise
 from regard.data.dataset import PairDataset
 from regard.data.resampled import ResampledPairs, SubwordDropoutSettings
 from regard.errors import UserError
+from regard.text.extension import with_tags
 from regard.text.tokenizer import Tokenizer, TokenizerPair, TokenizerSettings
 
 SOURCES = [f"the small dogs run {count} times over the wide meadow{'s' * (count % 3)}" for count in range(60)]
@@ -176,6 +178,24 @@ def test_one_number_is_for_both_sides() -> None:
     assert SubwordDropoutSettings() == SubwordDropoutSettings(source=0, target=0)
     with pytest.raises(UserError, match="source: input should be less than or equal to 1"):
         SubwordDropoutSettings.parse({"source": 1.5}, "recipe")
+
+
+def test_ids_of_no_text_are_named(pairs: PairDataset, tokenizers: TokenizerPair) -> None:
+    _, target = pairs.sides
+    for strange in (5000, tokenizers.source.encode(["é"])[0][-1]):
+        chunk = Chunk(np.array([0, 1], np.int32), np.array([strange], np.uint16))
+        other = PairDataset(pairs.path, Lists(pairs.path, [chunk]), target, tokenizers)
+        with pytest.raises(UserError, match=r"pairs\.arrow: not a complete Arrow file of pairs"):
+            resampled(other)
+
+
+def test_a_tag_stays_before_its_source(tmp_path: Path, tokenizers: TokenizerPair) -> None:
+    tagged = TokenizerPair(with_tags(tokenizers.source, ["bt"]), tokenizers.target)
+    binarise(zip(SOURCES, TARGETS, strict=True), tagged, tmp_path / "tagged.arrow", tag="bt")
+    found = rows(resampled(PairDataset.open(tmp_path / "tagged.arrow", tagged)).at(0))
+    tag = tagged.source.tags["bt"]
+    assert all(source[0] == tag and tag not in source[1:] for source, _ in found)
+    assert texts(tagged, found) == list(zip(SOURCES, TARGETS, strict=True))
 
 
 def test_without_tokenizers_there_is_nothing_to_segment_by(pairs: PairDataset) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -31,6 +31,7 @@ def train(
     out: Path | None = None,
     resume: Path | None = None,
     verify_resume: int | None = None,
+    on_divergence: Literal["stop", "lower-rate", "full-precision"] | None = None,
     show: Annotated[bool, Parameter(negative="")] = False,
     plan: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
@@ -49,6 +50,8 @@ def train(
 
         regard train --source text.en --target text.de --out runs/mine
 
+        regard train --source text.en --target text.de --out runs/varied --data.subword-dropout 0.1
+
         regard train recipes/ui-strings.yaml --out runs/ui --training.steps 1000
 
         regard train recipes/ui-strings.yaml --out runs/ui --plan
@@ -56,6 +59,8 @@ def train(
         regard train --resume runs/mine --training.steps 20000
 
         regard train --resume runs/mine --verify-resume 20
+
+        regard train --resume runs/mine --on-divergence lower-rate
 
         regard train --task language-model --source book.txt --out runs/book
 
@@ -84,6 +89,10 @@ def train(
         Do so many steps of the run that --resume names again, and compare every bit of weights, optimizer and random
         numbers: with the checkpoints that it wrote, where one stands so few steps before the last; else the next steps
         twice, once with a stop in the middle. Nothing in its directory changes; exit status 1 if anything differs.
+    on_divergence
+        What follows a loss that explodes or is no number. stop: the run ends and names the step and the part of the
+        model where it began (the default). lower-rate: it goes back to the last good checkpoint, and on from there at
+        half the rate. full-precision: it goes back and computes in float32, and then too at half the rate.
     show
         Print the settings and stop.
     plan
@@ -94,6 +103,8 @@ def train(
     if verify_resume is not None and (resume is None or verify_resume < 1):
         raise UserError("--verify-resume needs a run and one step or more, as in --resume RUN --verify-resume 20")
     recipe, overrides = _words(words)
+    if on_divergence is not None:
+        overrides = merge(overrides, {"training": {"on_divergence": on_divergence}})
     files = _files(train=(source, target), dev=(dev_source, dev_target), test=(test_source, test_target))
     if resume is not None:
         if recipe or files or out:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,19 +150,15 @@ class SubwordDropout:
         """The ids of words, joined from those of their bytes; the words come by increasing size."""
         results, result_sizes = [np.empty(0, np.int32)], [np.empty(0, np.int32)]
         ends = np.cumsum(sizes)
-        first = 0
-        while first < len(sizes):
-            count = max(1, _BLOCK // (int(sizes[min(first + _BLOCK // (int(sizes[first]) + 2), len(sizes)) - 1]) + 2))
-            last = min(first + count, len(sizes))
-            block = sizes[first:last]
-            tokens_NW = np.full((len(block), int(block[-1]) + 2), self._nothing, dtype=np.int32)
+        for words in _blocks(sizes + 2):
+            block = sizes[words]
+            tokens_NW = np.full((len(block), block[-1] + 2), self._nothing, dtype=np.int32)
             places = np.arange(tokens_NW.shape[1])
-            tokens_NW[(places > 0) & (places <= block[:, None])] = spelled[ends[first] - block[0] : ends[last - 1]]
-            self._join_block(tokens_NW, undropped[first:last], rate, random)
+            tokens_NW[(places > 0) & (places <= block[:, None])] = spelled[ends[words][0] - block[0] : ends[words][-1]]
+            self._join_block(tokens_NW, undropped[words], rate, random)
             kept_NW = tokens_NW != self._nothing
             results.append(tokens_NW[kept_NW])
             result_sizes.append(np.count_nonzero(kept_NW, axis=1).astype(np.int32))
-            first = last
         return np.concatenate(results), np.concatenate(result_sizes)
 
     def _join_block(
@@ -197,6 +194,16 @@ class SubwordDropout:
 
     def _key(self, left: NDArray[np.integer], right: NDArray[np.integer]) -> Numbers:
         return left.astype(np.int64) * (self._nothing + 1) + right
+
+
+def _blocks(widths: NDArray[np.integer]) -> Iterator[slice]:
+    """Words of like, increasing width, side by side: as many as go into `_BLOCK` places, but one at least."""
+    first = 0
+    while first < len(widths):
+        window = widths[first : first + max(1, _BLOCK // int(widths[first]))]
+        count = max(1, int(np.count_nonzero(window * np.arange(1, len(window) + 1) <= _BLOCK)))
+        yield slice(first, first + count)
+        first += count
 
 
 def _losses(rate: float, words: Numbers, random: np.random.Generator) -> Numbers:
