@@ -69,7 +69,7 @@ class DataSettings(Settings):
     max_length: int = Field(256, gt=0)
     """What has more tokens than this (on a side) is not trained on (and reported)."""
     subword_dropout: SubwordDropoutSettings = SubwordDropoutSettings()
-    """Text to train on is segmented anew in each epoch; all else is segmented as always."""
+    """Text to train on is cut anew in each epoch; all other text as always."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
