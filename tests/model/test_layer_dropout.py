@@ -44,8 +44,8 @@ def draws(monkeypatch: pytest.MonkeyPatch, numbers: Iterable[float]) -> None:
     """The random numbers of the layers, one for each, in their order."""
     source = iter(numbers)
 
-    def rand(size: tuple[int, ...], *, device: str) -> Tensor:
-        assert (size, device) == ((), "cpu")
+    def rand(size: tuple[int, ...], *, device: str, generator: torch.Generator | None) -> Tensor:
+        assert (size, device, generator) == ((), "cpu", None)
         return torch.tensor(next(source))
 
     monkeypatch.setattr(blocks.torch, "rand", rand)
