@@ -71,7 +71,7 @@ def reason(run: Run, needed: Footprint, kept: Kept, sizes: list[Shape], limit: i
     usual = kept.of(Shape(round(largest.positions / width) or 1, width))
     amount, length = options(run.settings)
     room = limit - needed.without_batch
-    if needed.spread * usual <= room:
+    if largest.width > 2 * width and needed.spread * usual <= room:
         lines = "; ".join(map(str, longest(run)))
         return f"{begin}: {batch} positions, which are long rows; lower {length}, or shorten the longest lines: {lines}"
     now: int = attrgetter(amount)(run.settings)

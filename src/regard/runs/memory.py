@@ -69,12 +69,19 @@ def _machine() -> int:
 
 
 def _groups() -> list[int]:
-    """What the limit of each control group that this process is in leaves, both versions of them."""
+    """What the limits of the control groups that this process is in leave."""
     try:
-        entries = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        return rooms(Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines())
     except OSError:
         return []
-    rooms = []
+
+
+def rooms(entries: list[str]) -> list[int]:
+    """What the limit of each control group, and of each that holds it, leaves; both versions of them are read.
+
+    `entries` are lines such as `0::/user.slice` (version 2) or `4:memory:/batch` (version 1).
+    """
+    found = []
     for entry in entries:
         _, controllers, name = entry.split(":", 2)
         if controllers == "":
@@ -85,12 +92,11 @@ def _groups() -> list[int]:
         else:
             continue
         group = root / name.lstrip("/")
-        # Inside of a container the own group may stand at the root, under a name that is not seen there.
-        chain = (
-            [root] if not group.exists() else [group, *(each for each in group.parents if each.is_relative_to(root))]
-        )
-        rooms += [room for each in chain if (room := _room(each, limit, used, stat)) is not None]
-    return rooms
+        if not group.exists():  # in a container, whose own group stands at the root under a name not seen there
+            group = root
+        chain = [group, *(each for each in group.parents if each.is_relative_to(root))]
+        found += [room for each in chain if (room := _room(each, limit, used, stat)) is not None]
+    return found
 
 
 def _room(group: Path, limit: str, used: str, stat: str) -> int | None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +25,7 @@ from regard.runs.fitting import expect, options, refuse_hopeless
 from regard.runs.footprint import Footprint
 from regard.runs.memory import size
 from regard.runs.overview import Overview, overview, prepare
-from regard.runs.rehearsal import SECONDS, Rehearsal, rehearse
+from regard.runs.rehearsal import SECONDS, Clock, Rehearsal, rehearse
 from regard.runs.run import build_model, build_trainer, claimed
 from regard.runs.settings import RunSettings
 from regard.runs.task import Corpus, Run, Say
@@ -54,6 +55,7 @@ class Job:
     corpus: Corpus
     spare: int
     """Bytes held by the process that plans, which is not there beside the run."""
+    clock: Clock
 
     def run(self, tell: Tell) -> Run:
         return Run(self.folder, self.settings, self.corpus, lambda text: tell("say", text))
@@ -125,7 +127,15 @@ def occasions(settings: RunSettings, first: int) -> tuple[int, int]:
     return sum(step > first for step in validated), sum(step > first for step in saved)
 
 
-def plan(directory: Path | None, settings: RunSettings, parts: Parts, say: Say, *, seconds: float = SECONDS) -> Plan:
+def plan(
+    directory: Path | None,
+    settings: RunSettings,
+    parts: Parts,
+    say: Say,
+    *,
+    seconds: float = SECONDS,
+    clock: Clock = "wall",
+) -> Plan:
     """Find out what a run in `directory` will take; without one, in a folder that is removed again.
 
     Args:
@@ -144,12 +154,12 @@ def plan(directory: Path | None, settings: RunSettings, parts: Parts, say: Say, 
         else:
             stack.enter_context(claimed(directory, settings, rewrite=False))
             folder = directory
-        job = Job(folder, settings, corpus, memory.held().now if device.type == "cpu" else 0)
+        job = Job(folder, settings, corpus, memory.held().now if device.type == "cpu" else 0, clock)
         try:
             look = in_child(say, _look, job, parts)
             say(f"trying each stage of the run, training for {seconds:.0f} seconds")
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".plan-", dir=folder)))
-            found, available = in_child(say, _try, job, scratch, time.time(), seconds)
+            found, available = in_child(say, _try, job, scratch, seconds, time.time())
         except OutOfMemoryError as error:
             raise UserError(_too_much(settings, str(error), "ran out of memory")) from None
     made = Plan(settings, look, found, available, directory)
@@ -168,9 +178,10 @@ def _too_much(settings: RunSettings, stage: str, what: str) -> str:
 def _look(job: Job, parts: Parts, tell: Tell) -> Look:
     """In a process of its own: prepare the text, count, and refuse what cannot fit."""
     tell("stage", "preparation")
-    begin = time.perf_counter()
+    clock = time.process_time if job.clock == "cpu" else time.perf_counter
+    begin = clock()
     task = prepare(job.run(tell))
-    spent, peak = time.perf_counter() - begin, memory.held().peak
+    spent, peak = clock() - begin, memory.held().peak
     refuse_hopeless(task, choose_device(job.settings.training.device), job.spare)
     tell("stage", "training")
     trainer = build_trainer(task, build_model(task), TerminalView())
@@ -178,10 +189,10 @@ def _look(job: Job, parts: Parts, tell: Tell) -> Look:
     return Look(overview(task), parts(store.unwrap(trainer.model)), needed, spent, peak)
 
 
-def _try(job: Job, scratch: Path, begin: float, seconds: float, tell: Tell) -> tuple[Rehearsal, int]:
+def _try(job: Job, scratch: Path, seconds: float, begin: float, tell: Tell) -> tuple[Rehearsal, int]:
     """In a process of its own: rehearse; also say how much memory there is."""
     available = memory.available(choose_device(job.settings.training.device)) + job.spare
-    return rehearse(job.run(tell), scratch, begin, seconds, lambda stage: tell("stage", stage)), available
+    return rehearse(job.run(tell), scratch, seconds, partial(tell, "stage"), begin, job.clock), available
 
 
 def _corpus_lines(seen: Overview) -> list[str]:
