@@ -168,11 +168,11 @@ def _encode_in_workers(chunks: Iterator[list[Row]], encoder: Encoder, processes:
 def _start_worker() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
-    """A worker waits for work for ever: without this it would outlive a parent that was killed."""
+def end_with_parent() -> None:
+    """For a thread of a worker, which would otherwise outlive a parent that was killed."""
     parent = multiprocessing.parent_process()
     if parent:
         parent.join()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -13,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
+from regard.data.encoding import end_with_parent
 from regard.errors import JobError, UserError
 
 T = TypeVar("T")
@@ -67,6 +69,7 @@ def in_child(say: Callable[[str], None], function: Callable[..., T], *arguments:
 def _work(channel: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     """In the child: carry out the function and send what came of it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=end_with_parent, daemon=True).start()
     logging.getLogger("regard").setLevel(logging.ERROR)
     with suppress(OSError):  # what the system ends first where memory is short
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")

@@ -6,6 +6,7 @@ Its text is prepared; what cannot fit by what must be held at once is refused; t
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -41,6 +42,9 @@ class Part(Protocol):
     @property
     def parameters(self) -> int: ...
 
+
+SCRATCH = ".plan-"
+"""What the name of a folder begins with that a plan works in."""
 
 Parts = Callable[[Any], Sequence[Part]]
 """Gives the parts of a model."""
@@ -154,11 +158,13 @@ def plan(
         else:
             stack.enter_context(claimed(directory, settings, rewrite=False))
             folder = directory
+            for left in folder.glob(f"{SCRATCH}*"):  # by a plan that was killed
+                shutil.rmtree(left, ignore_errors=True)
         job = Job(folder, settings, corpus, memory.held().now if device.type == "cpu" else 0, clock)
         try:
             look = in_child(say, _look, job, parts)
             say(f"trying each stage of the run, training for {seconds:.0f} seconds")
-            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".plan-", dir=folder)))
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder)))
             found, available = in_child(say, _try, job, scratch, seconds, time.time())
         except OutOfMemoryError as error:
             raise UserError(_too_much(settings, str(error), "ran out of memory")) from None
