@@ -30,8 +30,8 @@ from torch.nn import functional
 
 from regard.data.feed import TensorBatch
 
-CHUNK_BYTES = 8 * 2**20
-"""Of logits of each reading at a time."""
+CHUNK_BYTES = 4 * 2**20
+"""Logits of each reading at a time: less than of one reading alone, as more is kept beside them (`loss.py`)."""
 
 BatchT = TypeVar("BatchT", bound=TensorBatch)
 
