@@ -52,6 +52,8 @@ def train(
 
         regard train --source text.en --target text.de --out runs/varied --data.subword-dropout 0.1
 
+        regard train --source text.en --target text.de --out runs/agreeing --training.r-drop 5 --training.ema 0.999
+
         regard train recipes/ui-strings.yaml --out runs/ui --training.steps 1000
 
         regard train recipes/ui-strings.yaml --out runs/ui --plan
