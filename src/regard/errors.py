@@ -8,5 +8,9 @@ class UserError(Exception):
     """
 
 
+class TooLongError(UserError):
+    """A text that is longer than a whole batch may be."""
+
+
 class JobError(Exception):
     """A job that was asked for correctly and still failed (full disk, diverged training): exit status 1."""

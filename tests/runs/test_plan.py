@@ -85,6 +85,8 @@ def test_a_footprint_is_the_most_of_all_stages() -> None:
     accumulated = Footprint(held=100, weights=40, moments=80, gradients=40, batch=1000, accumulates=True)
     assert accumulated.peak == 100 + 80 + 1000 + 40
     assert large.without_batch == small.peak + 5
+    resumed = Footprint(held=180, weights=40, moments=80, gradients=40, batch=10, goes_on=True)
+    assert (resumed.peak, resumed.least) == (small.peak, small.least)
 
 
 def test_a_moving_average_and_muon_are_counted(tmp_path: Path) -> None:
@@ -137,6 +139,21 @@ def test_long_rows_are_named_where_they_are_the_reason(tmp_path: Path, monkeypat
     said = fitting.reason(task.run, needed, kept, sizes, limit=100_000_000)
     assert "lower data.max_length, or shorten the longest lines" in said
     assert f"{tmp_path / 'train.txt'}, line 42: " in said
+
+
+def test_lines_that_no_batch_can_hold_are_named(tmp_path: Path) -> None:
+    values = recipe(tmp_path, "translation")
+    rows = [f"a red dog {index}\teinroter Hund {index}" for index in range(60)]
+    rows[41] = numbers(20) + "\tkurz genug"
+    rows[50] = numbers(90) + "\t" + numbers(90)  # left out by its length
+    write_lines(tmp_path / "train.txt", rows)
+    changes = {
+        "data": {"max_length": 120, "cleaning": {"max_ratio": 100}},
+        "batches": {"tokens": 60},
+        "model": {"max_length": 200},
+    }
+    with pytest.raises(UserError, match=r"1 of 59 pairs exceed .* longest lines: \S+train.txt, line 42: \d\d+ tokens;"):
+        prepared(tmp_path, values, **changes)
 
 
 def test_a_run_that_cannot_fit_is_refused_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

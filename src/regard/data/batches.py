@@ -17,7 +17,7 @@ from regard.data.dataset import PairDataset
 from regard.data.feed import Epochs, RealShare, TensorBatch
 from regard.data.mixing import Mixture
 from regard.data.rows import padded
-from regard.errors import UserError
+from regard.errors import TooLongError
 
 __all__ = ["Batch", "BatchSettings", "Batches"]
 
@@ -65,8 +65,8 @@ class Batches(Epochs[_Plan, Batch]):
     Each pair stands in one batch of each epoch, or with `weights`, one for each part of the data set, as often as
     `Mixture` says.
 
-    Raises `UserError` when a pair exceeds the budget by itself, and `ValueError` for a data set that was opened without
-    its tokenizers, which know what stands around a line.
+    Raises `TooLongError` when a pair exceeds the budget by itself, and `ValueError` for a data set that was opened
+    without its tokenizers, which know what stands around a line.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Batches(Epochs[_Plan, Batch]):
         longest = self._positions(dataset)
         misfits = int(np.count_nonzero(longest > settings.tokens))
         if misfits:
-            raise UserError(
+            raise TooLongError(
                 f"{dataset.path}: {misfits} of {len(dataset)} pairs exceed the budget of {settings.tokens} tokens, "
                 f"the longest with {longest.max()}; raise tokens or binarise with a lower max_length"
             )

@@ -17,7 +17,7 @@ from regard.data.budget import BatchSettings, Indices, Runs, runs_in_order, shuf
 from regard.data.feed import Epochs, RealShare, TensorBatch
 from regard.data.labelled import UNSCORED, LabelledDataset
 from regard.data.rows import padded
-from regard.errors import UserError
+from regard.errors import TooLongError
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class LabelledBatch(TensorBatch):
 class LabelledBatches(Epochs[Runs, LabelledBatch]):
     """All batches of labelled texts, see `Epochs` for their order. Each stands in one batch of each epoch.
 
-    Raises `UserError` when a text exceeds the budget by itself.
+    Raises `TooLongError` when a text exceeds the budget by itself.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LabelledBatches(Epochs[Runs, LabelledBatch]):
         self._begin, self._end = frames.begin, frames.end
         self._positions = dataset.lengths + len(frames.begin) + len(frames.end)
         if self._positions.max(initial=0) > settings.tokens:
-            raise UserError(
+            raise TooLongError(
                 f"{dataset.path}: the longest text has {self._positions.max()} tokens, more than the budget of "
                 f"{settings.tokens} of a batch; raise tokens or binarise with a lower max_length"
             )

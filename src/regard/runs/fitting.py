@@ -72,7 +72,7 @@ def reason(run: Run, needed: Footprint, kept: Kept, sizes: list[Shape], limit: i
     amount, length = options(run.settings)
     room = limit - needed.without_batch
     if largest.width > 2 * width and needed.spread * usual <= room:
-        lines = "; ".join(map(str, longest(run)))
+        lines = "; ".join(map(str, longest(run, attrgetter(length)(run.settings))))
         return f"{begin}: {batch} positions, which are long rows; lower {length}, or shorten the longest lines: {lines}"
     now: int = attrgetter(amount)(run.settings)
     fitting = int(now * room / (needed.peak - needed.without_batch))

@@ -82,12 +82,14 @@ class Footprint:
     weights: int
     """Those of the model, and their moving average if there is one."""
     moments: int
-    """What the optimizer is yet to remember."""
+    """What the optimizer remembers."""
     gradients: int
     batch: float
     """What is kept of the largest batch."""
     accumulates: bool = False
     """Whether gradients of earlier batches are there while a batch is read."""
+    goes_on: bool = False
+    """Whether the optimizer remembers already: its moments are among what is held."""
     spread: float = 1.0
     """Memory that a byte of a batch takes."""
     workspace: int = 0
@@ -120,19 +122,24 @@ class Footprint:
         """Gradients, and what is made of them."""
         return self.gradients + self.moments
 
+    @property
+    def _lasting(self) -> int:
+        """What is there in each step."""
+        return self.held + (0 if self.goes_on else self.moments)
+
     def _training(self, batch: float) -> float:
         """In a step gradients come as what is kept of the batch goes."""
-        return self.held + self.moments + (batch + self.gradients if self.accumulates else max(batch, self.gradients))
+        return self._lasting + (batch + self.gradients if self.accumulates else max(batch, self.gradients))
 
     @property
     def _saving(self) -> int:
         """The files of a checkpoint are made in memory first."""
-        return self.held + 2 * self.moments + self.gradients + self.weights
+        return self._lasting + self.gradients + self.moments + self.weights
 
     @property
     def _averaging(self) -> int:
         """At the end: the best weights, a checkpoint, and the sum of the last ones in float64, beside what trains."""
-        return self.held + 2 * self.moments + self.gradients + 4 * self.weights
+        return self._lasting + self.gradients + self.moments + 4 * self.weights
 
 
 def footprint(trainer: Trainer, kept: Kept, sizes: list[Shape]) -> Footprint:
@@ -146,10 +153,11 @@ def footprint(trainer: Trainer, kept: Kept, sizes: list[Shape]) -> Footprint:
     return Footprint(
         held=memory.held().now if device == "cpu" else torch.cuda.memory_allocated(trainer.device),
         weights=sum(_bytes(parameter) for parameter in trainer.model.parameters()) + averages,
-        moments=0 if trainer.optimizer.state else moments,
+        moments=moments,
         gradients=gradients,
         batch=max(map(kept.of, sizes)),
         accumulates=trainer.settings.accumulate > 1,
+        goes_on=bool(trainer.optimizer.state),
         spread=SPREAD.get(device, SPREAD_ELSEWHERE),
         workspace=WORKSPACE,
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.errors import UserError
+from regard.errors import TooLongError, UserError
 from regard.runs.task import Line, Run, Task
 from regard.runs.tasks import TASKS
 from regard.text.lines import read_lines, write_lines
@@ -67,14 +67,22 @@ class Overview:
 
 
 def prepare(run: Run) -> Task:
-    """A run's task, its text prepared. What is said of that is also kept, for a plan that is made later."""
+    """A run's task, its text prepared. What is said of that is also kept, for a plan that is made later.
+
+    Raises:
+        UserError: it cannot be; of texts that are too long for any batch the longest lines are named.
+    """
     notes: list[str] = []
 
     def say(text: str) -> None:
         notes.append(text)
         run.say(text)
 
-    task = TASKS[run.settings.task](replace(run, say=say))
+    try:
+        task = TASKS[run.settings.task](replace(run, say=say))
+    except TooLongError as error:
+        lines = "; ".join(map(str, longest(run, run.settings.data.max_length)))
+        raise UserError(f"{error} (data.max_length); the longest lines: {lines}") from None
     task.run = run
     if notes:
         write_lines(run.data / NOTES, notes)
@@ -88,16 +96,21 @@ def overview(task: Task) -> Overview:
     return Overview(task.amount, {name: Side.of(each) for name, each in task.lengths.items()}, notes, longest(task.run))
 
 
-def longest(run: Run) -> list[LongLine]:
-    """The longest lines of a run's training files; none where there is no text, or no tokenizer of the run yet."""
+def longest(run: Run, most: int | None = None) -> list[LongLine]:
+    """The longest lines of a run's training files, of those with no more than `most` tokens.
+
+    None where there is no text, or no tokenizer of the run yet.
+    """
     try:
         tokenizers = TokenizerPair.load(run.directory)
     except UserError:
         return []
-    return longest_lines(TASKS[run.settings.task].lines(run.corpus), tokenizers)
+    return longest_lines(TASKS[run.settings.task].lines(run.corpus), tokenizers, most)
 
 
-def longest_lines(lines: Iterable[Line], tokenizers: TokenizerPair, count: int = LONGEST) -> list[LongLine]:
+def longest_lines(
+    lines: Iterable[Line], tokenizers: TokenizerPair, most: int | None = None, count: int = LONGEST
+) -> list[LongLine]:
     """The lines with the most tokens. A token has one byte or more, so only those with many bytes are encoded."""
     candidates = heapq.nlargest(CANDIDATES, lines, key=lambda line: len(line.text.encode()))
     found = []
@@ -105,4 +118,5 @@ def longest_lines(lines: Iterable[Line], tokenizers: TokenizerPair, count: int =
         chosen = [line for line in candidates if line.side == side]
         encoded = tokenizer.encode([line.text for line in chosen])
         found += [LongLine(len(ids), line.origin) for line, ids in zip(chosen, encoded, strict=True)]
-    return heapq.nlargest(count, found, key=lambda line: line.tokens)
+    fitting = [line for line in found if most is None or line.tokens <= most]
+    return heapq.nlargest(count, fitting, key=lambda line: line.tokens)
