@@ -40,8 +40,17 @@ def held() -> Held:
         return Held(peak, peak)
 
 
-def forget_peak() -> None:
+def held_on(device: torch.device) -> Held:
+    """What this process holds where it computes: in the memory of a GPU, or in that of the machine."""
+    if device.type == "cuda":
+        return Held(torch.cuda.memory_reserved(device), torch.cuda.max_memory_reserved(device))
+    return held()
+
+
+def forget_peak(device: torch.device) -> None:
     """Let the peak be that from now on, where the system can."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
@@ -49,11 +58,11 @@ def forget_peak() -> None:
 def available(device: torch.device) -> int:
     """Bytes that this process may hold in all before it runs out of memory, what it holds already included.
 
-    On a GPU: bytes of its memory that are free. Else the least of what the machine has and what the limits of all
+    On a GPU, of its memory. Else the least of what the machine has and what the limits of all
     control groups leave; what only caches files counts as free.
     """
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     return min([_machine(), *_groups()]) + held().now
 
 

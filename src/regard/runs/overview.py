@@ -76,6 +76,7 @@ def prepare(run: Run) -> Task:
 
     def say(text: str) -> None:
         notes.append(text)
+        write_lines(run.data / NOTES, notes)  # at once: with the last one it is all there, before the checksums
         run.say(text)
 
     try:
@@ -84,8 +85,6 @@ def prepare(run: Run) -> Task:
         lines = "; ".join(map(str, longest(run, run.settings.data.max_length)))
         raise UserError(f"{error} (data.max_length); the longest lines: {lines}") from None
     task.run = run
-    if notes:
-        write_lines(run.data / NOTES, notes)
     return task
 
 
@@ -99,13 +98,13 @@ def overview(task: Task) -> Overview:
 def longest(run: Run, most: int | None = None) -> list[LongLine]:
     """The longest lines of a run's training files, of those with no more than `most` tokens.
 
-    None where there is no text, or no tokenizer of the run yet.
+    None where there is no text, where it has been moved away since, or where the run has no tokenizer yet.
     """
     try:
         tokenizers = TokenizerPair.load(run.directory)
+        return longest_lines(TASKS[run.settings.task].lines(run.corpus), tokenizers, most)
     except UserError:
         return []
-    return longest_lines(TASKS[run.settings.task].lines(run.corpus), tokenizers, most)
 
 
 def longest_lines(

@@ -77,7 +77,7 @@ class Look:
     preparation: float
     """Seconds that preparing the text took."""
     peak: int
-    """Bytes that were held at most meanwhile."""
+    """Bytes that were held at most meanwhile, where the run computes."""
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,9 @@ def _look(job: Job, parts: Parts, tell: Tell) -> Look:
     clock = time.process_time if job.clock == "cpu" else time.perf_counter
     begin = clock()
     task = prepare(job.run(tell))
-    spent, peak = clock() - begin, memory.held().peak
-    refuse_hopeless(task, choose_device(job.settings.training.device), job.spare)
+    device = choose_device(job.settings.training.device)
+    spent, peak = clock() - begin, memory.held_on(device).peak
+    refuse_hopeless(task, device, job.spare)
     tell("stage", "training")
     trainer = build_trainer(task, build_model(task), TerminalView())
     needed = expect(task, trainer, job.spare)

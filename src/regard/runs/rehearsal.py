@@ -75,7 +75,7 @@ class Rehearsal:
     """Choosing the final weights and writing the model."""
     test: float = 0.0
     peaks: dict[str, int] = field(default_factory=dict)
-    """Bytes held at most, by stage."""
+    """Bytes held at most, by stage: of a GPU's memory where that computes."""
 
     @property
     def peak(self) -> int:
@@ -105,16 +105,13 @@ def rehearse(
         del latest
     found.first_step = trainer.progress.step
     found.start = time.process_time() if clock == "cpu" else time.time() - begin
-    found.peaks["start"] = memory.held().peak
+    found.peaks["start"] = memory.held_on(trainer.device).peak
     stages = _Stages(task, trainer, found, seconds, time.process_time if clock == "cpu" else time.perf_counter)
     for name, stage in stages.in_order.items():
         enter(name)
-        memory.forget_peak()
-        if trainer.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(trainer.device)
+        memory.forget_peak(trainer.device)
         stage()
-        on_gpu = trainer.device.type == "cuda"
-        found.peaks[name] = torch.cuda.max_memory_reserved(trainer.device) if on_gpu else memory.held().peak
+        found.peaks[name] = memory.held_on(trainer.device).peak
     return found
 
 
