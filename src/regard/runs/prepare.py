@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from regard.data.corpus import CleaningReport
 from regard.data.named import NamedCorpus
 from regard.errors import UserError
-from regard.runs.settings import Files
+from regard.runs.settings import Files, Mixed
 from regard.runs.task import Corpus, Run
 from regard.settings import read_json
 from regard.text.lines import write_lines
@@ -49,7 +49,7 @@ def begin_anew(directory: Path) -> None:
 
 def checksums(corpus: Corpus) -> dict[str, str]:
     """SHA-256 of each file of training and validation text that is there."""
-    files = [corpus.train, *([corpus.dev] if corpus.dev else [])]
+    files = [*corpus.sources, *([corpus.dev] if corpus.dev else [])]
     paths = [path for each in files for path in (each.source, each.target) if path is not None and path.is_file()]
     sums = {}
     for path in paths:
@@ -91,6 +91,12 @@ def described(files: Files) -> str:
     """What a model card says of files without a name."""
     sides = [files.source.name, *([files.target.name] if files.target else [])]
     return f"Files given by the user: {' and '.join(sides)}."
+
+
+def mixed_in(mix: Sequence[Mixed]) -> str:
+    """What a model card says of further text to train on."""
+    parts = [f"{each.label} (weight {each.weight:g}{each.marked})" for each in mix]
+    return f" Mixed in: {', '.join(parts)}." if parts else ""
 
 
 def shown(count: int, wanted: int) -> list[int]:

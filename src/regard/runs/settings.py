@@ -18,7 +18,7 @@ from regard.model.adapters import AdapterSettings
 from regard.model.settings import ModelSettings
 from regard.search.settings import GenerationSettings, SearchSettings
 from regard.settings import Settings
-from regard.text.vocabulary import TokenizerSettings
+from regard.text.vocabulary import CONTROL, MASK, TokenizerSettings
 from regard.training.keeping import CheckpointSettings
 from regard.training.trainer import TrainingSettings
 from regard.training.validation import ValidationSettings
@@ -49,6 +49,32 @@ class Files(Settings):
     """Translations or labels, line by line; unset: `source` holds both."""
 
 
+class Mixed(Files):
+    """Further text to train on, and how often it is seen."""
+
+    weight: float = Field(1.0, gt=0, le=1000, allow_inf_nan=False)
+    """How often an epoch sees each pair: twice with 2; with 0.5, half of the pairs one time, the others next time."""
+    tag: str | None = Field(None, pattern=r"^[a-z][a-z0-9-]*$")
+    """Name of a token that says what this text is, such as `bt` of back-translations: it stands before each source, no
+    text can spell it, and translating never needs it (Caswell et al. 2019)."""
+
+    @model_validator(mode="after")
+    def _free_name(self) -> Self:
+        if self.tag is not None and f"<{self.tag}>" in (*CONTROL, MASK):
+            raise ValueError(f"tag: {self.tag} is the name of a control token; choose another")
+        return self
+
+    @property
+    def label(self) -> str:
+        """Its files, by their names."""
+        return " and ".join(path.name for path in (self.source, self.target) if path is not None)
+
+    @property
+    def marked(self) -> str:
+        """What to say of its tag, after a list of other things."""
+        return "" if self.tag is None else f", tagged <{self.tag}>"
+
+
 class DataSettings(Settings):
     """Which text."""
 
@@ -63,6 +89,8 @@ class DataSettings(Settings):
     """Unset: a part of `train` is held out for validation."""
     test: Files | None = None
     """The model is measured on it at the end, when given."""
+    mix: tuple[Mixed, ...] = ()
+    """Further text to train on beside `train`, of which each pair is seen once in an epoch."""
     documents: Documents = "lines"
     """What a document of a language model's text is: each line, the lines between blank ones, or the whole file."""
     cleaning: CleaningSettings = CleaningSettings()

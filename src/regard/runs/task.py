@@ -20,7 +20,7 @@ from regard.evaluation.metrics import Score
 from regard.model import store
 from regard.model.presets import PRESETS, preset
 from regard.pipelines import Pipeline
-from regard.runs.settings import DataSettings, Files, RunSettings
+from regard.runs.settings import DataSettings, Files, Mixed, RunSettings
 from regard.search.settings import SearchSettings
 from regard.training.loss import LossSums
 from regard.training.validation import Metric
@@ -38,6 +38,13 @@ class Corpus:
     test: Files | None
     description: str
     """What the model card says of it: name, origin, licence, attribution."""
+    mix: tuple[Mixed, ...] = ()
+    """Further text to train on."""
+
+    @property
+    def sources(self) -> tuple[Mixed, ...]:
+        """All text to train on, with the weight of each part."""
+        return (Mixed(source=self.train.source, target=self.train.target), *self.mix)
 
 
 @dataclass(frozen=True)

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from regard.data.batches import Batch, Batches, BatchSettings
-from regard.data.binarise import binarise
-from regard.data.corpus import CleaningReport, Pair, clean, open_pairs
-from regard.data.dataset import PairDataset
-from regard.data.learn import learn_tokenizers
+from regard.data.batches import Batch
+from regard.data.corpus import open_pairs
 from regard.data.named import get
-from regard.data.resampled import ResampledPairs, refuse_unfit
 from regard.errors import UserError
 from regard.evaluation.metrics import Score, corpus_scores
 from regard.model import store
 from regard.model.interface import SequenceToSequence
 from regard.model.transformer import EncoderDecoder
 from regard.pipelines import Translator
-from regard.runs.initial import initial_tokenizers
-from regard.runs.prepare import credited, described, held_out, once, say_left_out, shown
+from regard.runs.pairs import Pairs, count
+from regard.runs.prepare import credited, described, mixed_in, shown
 from regard.runs.settings import DataSettings, Files, RunSettings
 from regard.runs.task import Corpus, Line, Run, Search, Task
 from regard.search.engine import translate
 from regard.search.settings import SearchSettings
 from regard.text.lines import one_line, write_lines
-from regard.text.tokenizer import TokenizerPair
 from regard.training.loss import LossSums, translation_loss
 
 
@@ -46,6 +40,7 @@ class Translation(Task):
             "data.target_language",
             "data.cleaning",
             "data.max_length",
+            "data.mix",
             "data.subword_dropout",
             "tokenizer",
             "tokenizer.joint",
@@ -64,14 +59,15 @@ class Translation(Task):
     @classmethod
     def corpus(cls, data: DataSettings) -> Corpus:
         found = cls._files(data)
-        if found.test is not None and not _count(found.test):
+        if found.test is not None and not count(found.test):
             raise UserError(f"{found.test.source}: holds no line to test on")
         return found
 
     @classmethod
     def _files(cls, data: DataSettings) -> Corpus:
         if data.train is not None:
-            return Corpus(data.train, data.dev, data.test, described(data.train))
+            about = described(data.train) + mixed_in(data.mix)
+            return Corpus(data.train, data.dev, data.test, about, data.mix)
         if data.corpus is None or data.target_language is None:
             raise UserError(f"data: the corpus {data.corpus} needs a target_language, such as de")
         named = get(data.corpus, data.target_language)
@@ -79,12 +75,12 @@ class Translation(Task):
             Files(source=source, target=target) for source, target in (named.train, named.dev, named.test)
         )
         languages = f", {named.source_language} to {named.target_language}"
-        return Corpus(train, dev, test, credited(named, languages))
+        return Corpus(train, dev, test, credited(named, languages) + mixed_in(data.mix), data.mix)
 
     @classmethod
     def size(cls, corpus: Corpus) -> int:
         """All pairs are read, so that a bad line is known before anything is begun."""
-        return _count(corpus.train)
+        return sum(map(count, corpus.sources))
 
     @classmethod
     def choices(cls, size: int) -> dict[str, Any]:
@@ -140,83 +136,23 @@ class Translation(Task):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         settings = run.settings
-        self._dev_text = Files(source=run.data / "dev.source.txt", target=run.data / "dev.target.txt")
-        once(run, self._prepare)
-        self.tokenizers = TokenizerPair.load(run.directory)
-        self.pairs = PairDataset.open(run.data / "train.arrow", self.tokenizers)
-        self.train = Batches(self._regularised(), settings.batches, settings.training.seed)
-        self.dev_pairs = PairDataset.open(run.data / "dev.arrow", self.tokenizers)
-        self.dev = Batches(self.dev_pairs, _wide_enough(settings.batches, self.dev_pairs))
-        count = settings.validation.sentences
-        pairs = list(open_pairs(self._dev_text.source, self._dev_text.target))[:count]
+        prepared = Pairs(run)
+        self.tokenizers, self.pairs, self.dev_pairs = prepared.tokenizers, prepared.train, prepared.dev
+        self._batches = self.train = prepared.train_batches()
+        self.dev = prepared.dev_batches()
+        pairs = list(prepared.dev_lines())[: settings.validation.sentences]
         self.sources, self.references = [source for source, _ in pairs], [target for _, target in pairs]
         self.scores = settings.metrics
         if self.scores.language is None:
             self.scores = self.scores.model_copy(update={"language": settings.data.target_language})
         corpus_scores(["a"], [["a"]], self.scores)  # a package that a score lacks is missed now, not after a while
 
-    def _regularised(self) -> PairDataset:
-        """The pairs to train on, segmented anew in each epoch if the settings say so."""
-        settings, around = self.run.settings, self.tokenizers
-        dropout = settings.data.subword_dropout
-        if not dropout.any:
-            return self.pairs
-        frame = max(len(around.source_begin + around.source_end), len(around.target_begin))
-        longest = min(settings.data.max_length, settings.batches.tokens - frame)
-        return ResampledPairs(self.pairs, dropout, settings.training.seed, longest)
-
-    def _prepare(self) -> None:
-        """Learn the tokenizers and binarise."""
-        run, settings = self.run, self.run.settings
-        self._write_dev()
-        tokenizers = initial_tokenizers(settings) or learn_tokenizers(
-            lambda: self._train_pairs(CleaningReport()), settings.tokenizer
-        )
-        refuse_unfit(tokenizers, settings.data.subword_dropout)
-        tokenizers.save(run.directory)
-        run.say(_vocabulary(tokenizers))
-        cleaning = CleaningReport()
-        report = binarise(
-            self._train_pairs(cleaning), tokenizers, run.data / "train.arrow", max_length=settings.data.max_length
-        )
-        say_left_out(run, cleaning)
-        run.say(f"train: {report}")
-        dev = open_pairs(self._dev_text.source, self._dev_text.target)
-        reach = min(settings.model.max_length, settings.model.source_reach)
-        report = binarise(dev, tokenizers, run.data / "dev.arrow", max_length=reach - 1)
-        run.say(f"dev: {report}")
-
-    def _train_pairs(self, report: CleaningReport) -> Iterator[Pair]:
-        train = self.run.corpus.train
-        pairs = clean(open_pairs(train.source, train.target), self.run.settings.data.cleaning, report)
-        if self.run.corpus.dev is not None:
-            return pairs
-        return (pair for pair in pairs if not self._held_out(pair[0]))
-
-    @cached_property
-    def _held_out(self) -> Callable[[str], bool]:
-        """Whether a text to train on is for validation, where there are no dev files."""
-        return held_out(_count(self.run.corpus.train))
-
-    def _write_dev(self) -> None:
-        """Write the text of validation into the run's directory, pairs with an empty side left out."""
-        corpus = self.run.corpus
-        origin = corpus.dev or corpus.train
-        pairs = open_pairs(origin.source, origin.target)
-        if corpus.dev is None:
-            cleaned = clean(pairs, self.run.settings.data.cleaning, CleaningReport())
-            pairs = (pair for pair in cleaned if self._held_out(pair[0]))
-        kept = [pair for pair in pairs if pair[0].strip() and pair[1].strip()]
-        if not kept:
-            raise UserError(f"{origin.source}: has no pair for validation; give more text, or dev files")
-        if corpus.dev is None:
-            self.run.say(f"no dev files given: {len(kept):,} pairs of the training text are held out for validation")
-        write_lines(self._dev_text.source, (source for source, _ in kept))
-        write_lines(self._dev_text.target or self._dev_text.source, (target for _, target in kept))
-
     @property
     def amount(self) -> str:
-        return f"{len(self.pairs):,} pairs"
+        pairs = sum(self._batches.mixture.counts)
+        return f"{pairs:,} pairs" + f" (by weight, from {len(self.run.corpus.sources)} sources)" * bool(
+            self.run.corpus.mix
+        )
 
     @property
     def lengths(self) -> Mapping[str, NDArray[np.int32]]:
@@ -224,10 +160,10 @@ class Translation(Task):
 
     @classmethod
     def lines(cls, corpus: Corpus) -> Iterator[Line]:
-        train = corpus.train
-        for number, (source, target) in enumerate(open_pairs(train.source, train.target), start=1):
-            yield Line(f"{train.source}, line {number}", source, "source")
-            yield Line(f"{train.target or train.source}, line {number}", target, "target")
+        for files in corpus.sources:
+            for number, (source, target) in enumerate(open_pairs(files.source, files.target), start=1):
+                yield Line(f"{files.source}, line {number}", source, "source")
+                yield Line(f"{files.target or files.source}, line {number}", target, "target")
 
     def searches(self, part: Literal["dev", "test"]) -> Search | None:
         search, files = self.run.settings.search, self.run.corpus.test
@@ -297,29 +233,12 @@ class Translation(Task):
             self.run.say(f"  {sources[index]}\n  → {outputs[index]}\n  = {references[index]}\n")
 
 
-def _count(files: Files) -> int:
-    """The number of pairs."""
-    return sum(1 for _ in open_pairs(files.source, files.target))
-
-
 def _nothing_to_drop(settings: RunSettings) -> str | None:
     """Why merges cannot be left out, if they are to be."""
     kind = settings.tokenizer.kind
     if not settings.data.subword_dropout.any or settings.initial is not None or kind == "bpe":
         return None
     return f"data.subword_dropout leaves out merges: it needs tokenizer.kind: bpe, not {kind}"
-
-
-def _wide_enough(settings: BatchSettings, dataset: PairDataset) -> BatchSettings:
-    """Batches that hold the longest pair too: for validation nothing is left out."""
-    longest = int(max(dataset.source_lengths.max(), dataset.target_lengths.max())) + 8
-    return settings.model_copy(update={"tokens": max(settings.tokens, longest)})
-
-
-def _vocabulary(tokenizers: TokenizerPair) -> str:
-    if tokenizers.joint:
-        return f"vocabulary: {tokenizers.source.size:,} pieces for both sides"
-    return f"vocabularies: {tokenizers.source.size:,} source and {tokenizers.target.size:,} target pieces"
 
 
 def _schedule(kind: str, peak_rate: float, warmup_steps: int) -> dict[str, Any]:
