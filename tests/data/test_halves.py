@@ -67,7 +67,7 @@ def test_halves_are_the_whole(feeds: dict[str, Iterable[TensorBatch]]) -> None:
             assert fields(batch.counted(), int) == fields(batch, int), kind
             if len(batch) == 1:
                 continue
-            first, second = batch.halves()
+            first, second = batch.parts(2)
             assert type(first) is type(second) is type(batch)
             assert (len(first), len(second)) == (len(batch) // 2, len(batch) - len(batch) // 2)
             for name, tensor in fields(batch, torch.Tensor).items():
@@ -81,5 +81,5 @@ def test_halves_are_the_whole(feeds: dict[str, Iterable[TensorBatch]]) -> None:
 
 def test_a_single_row_has_no_halves(make_dataset: MakeDataset) -> None:
     (batch,) = Batches(make_dataset([(3, 4)]), BatchSettings()).epoch(0)
-    with pytest.raises(ValueError, match="a single row"):
-        batch.halves()
+    with pytest.raises(ValueError, match="1 rows are not enough for 2 parts"):
+        batch.parts(2)

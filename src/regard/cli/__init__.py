@@ -61,9 +61,10 @@ class _Notice(logging.Formatter):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line: exit status 0, 2 for wrong use, 1 for a failed job, 130 after Ctrl-C."""
-    # Must be set before torch is imported: idle threads of GNU OpenMP otherwise burn the time that other programs on
-    # the machine could use to let the busy ones finish (docs/decisions/003).
+    # Both must be set before torch is imported (docs/decisions/003). Idle threads of GNU OpenMP otherwise burn the time
+    # that other programs on the machine could use to let the busy ones finish; large tensors come in large pages.
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     _open_what_is_closed()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end: as by Ctrl-C, with things put in order
     handler = logging.StreamHandler()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
@@ -28,8 +29,8 @@ class AnyBatch(Protocol):
     def __len__(self) -> int:
         """How many rows it has."""
 
-    def halves(self) -> tuple[Self, Self]:
-        """Its first rows and its last ones, as batches of their own; of at least two rows."""
+    def parts(self, count: int) -> list[Self]:
+        """Its rows as so many batches of like size; there are at least so many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,12 +41,12 @@ class TensorBatch(ABC):
         """How many rows it has."""
         return next(len(value) for value in vars(self).values() if isinstance(value, torch.Tensor))
 
-    def halves(self) -> tuple[Self, Self]:
-        """Its first rows and its last ones, as batches of their own; `ValueError` where there is one row only."""
-        middle = len(self) // 2
-        if not middle:
-            raise ValueError("a single row has no halves")
-        return self._rows(slice(None, middle)), self._rows(slice(middle, None))
+    def parts(self, count: int) -> list[Self]:
+        """Its rows as so many batches of like size, in their order; `ValueError` where there are fewer rows."""
+        if count > len(self):
+            raise ValueError(f"{len(self)} rows are not enough for {count} parts")
+        bounds = [len(self) * part // count for part in range(count + 1)]
+        return [self._rows(slice(start, end)) for start, end in pairwise(bounds)]
 
     def _rows(self, rows: slice) -> Self:
         """Some of the rows, their tokens counted anew."""

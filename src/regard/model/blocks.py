@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.model.attention import MultiHeadAttention
 from regard.model.cache import LayerCache
-from regard.model.dropout import dropout
+from regard.model.dropout import dropout, random_source
 from regard.model.feed_forward import FeedForward
 from regard.model.masks import Mask
 from regard.model.norms import norm
@@ -49,7 +49,9 @@ def left_out(probability: float, training: bool) -> bool:
 
     On every device the random numbers of the CPU decide.
     """
-    return training and probability > 0.0 and bool(torch.rand((), device="cpu") < probability)
+    if not training or probability == 0.0:
+        return False
+    return bool(torch.rand((), device="cpu", generator=random_source()) < probability)
 
 
 class EncoderLayer(nn.Module):

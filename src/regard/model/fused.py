@@ -45,7 +45,7 @@ def fused_attention(
     """Attention by the fused execution that fits; arguments as `reference_attention`."""
     by_rule = isinstance(mask, PlaceMask) and not mask.is_causal
     inputs = query_BHTE, key_BGSE, value_BGSE, mask, bias
-    if not (by_rule or bias is not None or softcap is not None):
+    if not (by_rule or bias is not None or softcap is not None or _draws_itself(query_BHTE, drop)):
         return whole(*inputs, scale=scale, drop=drop)
     if flex_fits(query_BHTE, mask, bias, drop):
         return flex(*inputs, scale=scale, softcap=softcap)
@@ -128,9 +128,14 @@ def _block(
         seen = _seen(mask)
         key, value, mask = key[:, :, seen], value[:, :, seen], mask.columns(seen)
         bias = bias if bias is None else bias.columns(seen)
-    if softcap is None:
+    if softcap is None and not _draws_itself(query, drop):
         return whole(query, key, value, mask, bias, scale=scale, drop=drop)
     return reference_attention(query, key, value, mask, bias, scale=scale, softcap=softcap, drop=drop).output_BHTE
+
+
+def _draws_itself(query: Tensor, drop: float) -> bool:
+    """Whether weights are dropped by our own dropout: torch's kernel cannot be told where to draw from."""
+    return drop > 0.0 and query.device.type == "cpu"
 
 
 def _seen(mask: Mask) -> slice | Tensor:

@@ -1,7 +1,7 @@
 """Softmax over rows of any length at the same speed.
 
-On a CPU torch's own kernel works value by value on rows shorter than its vectors: the attention weights of a sentence of
-14 tokens took six times as long as those of one of 22 (docs/decisions/003-speed-on-a-cpu.md).
+On a CPU torch's own kernel works value by value on rows shorter than its vectors: the attention weights of a sentence
+of 14 tokens took six times as long as those of one of 22 (docs/decisions/003-speed-on-a-cpu.md).
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ class _ShortSoftmax(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         (p,) = ctx.saved_tensors
         weighted = gradients[0] * p
-        return weighted.addcmul_(p, weighted.sum(dim=-1, keepdim=True), value=-1)
+        gradient: Tensor = weighted - p * weighted.sum(dim=-1, keepdim=True)
+        return gradient
 
 
 def softmax(x: Tensor) -> Tensor:
     """Softmax over the last dimension."""
     if x.device.type == "cpu" and 0 < x.shape[-1] < VECTOR and x.dtype == torch.float32:
-        return _ShortSoftmax.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+        p: Tensor = _ShortSoftmax.apply(x)  # type: ignore[no-untyped-call]
+        return p
     return x.softmax(dim=-1)

@@ -33,6 +33,7 @@ from regard.search.processors import Ban
 from regard.search.windows import batches
 from regard.text.tokenizer import TokenizerPair
 from regard.training.checkpoint import average, load_checkpoint, load_latest, save_checkpoint
+from regard.training.process import settle
 from regard.training.terminal import TerminalView
 from regard.training.trainer import Trainer
 
@@ -94,8 +95,7 @@ def rehearse(
         begin: when the process was started, as `time.time()` gives it.
     """
     settings, found = run.settings, Rehearsal()
-    if settings.training.threads is not None:
-        torch.set_num_threads(settings.training.threads)
+    settle(settings.training.threads)
     enter("start")
     latest = load_latest(run.directory / "checkpoints")
     task = TASKS[settings.task](_linked(run, scratch))

@@ -30,6 +30,7 @@ from regard.runs.tasks import TASKS
 from regard.training.checkpoint import Checkpoint, checkpoints, load_checkpoint, load_latest, save_checkpoint
 from regard.training.keeping import CheckpointKeeper
 from regard.training.logs import MetricsLog
+from regard.training.process import settle
 from regard.training.terminal import TerminalView
 from regard.training.trainer import Listener, StepReport, Trainer
 
@@ -49,8 +50,7 @@ def verify(directory: Path, settings: RunSettings, steps: int, say: Say) -> None
         UserError: the run has no checkpoint yet, has ended with only one, or another process is training there.
         JobError: something differs; it names the first step and the first part, and how far apart they are.
     """
-    if settings.training.threads is not None:
-        torch.set_num_threads(settings.training.threads)
+    settle(settings.training.threads)
     endless = settings.model_copy(update={"validation": settings.validation.model_copy(update={"patience": None})})
     with alone(directory):
         found = load_latest(directory / "checkpoints")
@@ -59,7 +59,8 @@ def verify(directory: Path, settings: RunSettings, steps: int, say: Say) -> None
         path, checkpoint = found
         last = int(checkpoint.state["progress"]["step"])
         older = {step: each for step, each in checkpoints(path.parent).items() if step < last}
-        near = [step for step in older if step >= last - steps]
+        changed = checkpoint.state.get("recovery", {}).get("step", 0)  # before, a divergence was still to come
+        near = [step for step in older if step >= max(last - steps, changed)]
         start = next((step for step in near if _whole(older[step])), None)
         replay = _Replay(directory, endless)
         if start is not None:
@@ -111,7 +112,7 @@ class _Unwritten(MetricsLog):
     """Averages as the log does, and writes them nowhere."""
 
     def on_start(self, trainer: Trainer) -> None: ...
-    def write(self, trainer: Trainer, kind: str, values: dict[str, float]) -> None: ...
+    def write(self, trainer: Trainer, kind: str, values: Mapping[str, float | str]) -> None: ...
 
 
 class _Witness(CheckpointKeeper):

@@ -43,9 +43,9 @@ def in_parts_that_fit(
         parts[failed : failed + 1] = _halves(parts[failed])
 
 
-def _halves(batch: AnyBatch) -> tuple[AnyBatch, AnyBatch]:
+def _halves(batch: AnyBatch) -> list[AnyBatch]:
     if len(batch) > 1:
-        return batch.halves()
+        return batch.parts(2)
     indices = getattr(batch, "indices", None)
     which = "a single row" if indices is None else f"example {indices[0] + 1} of the training data alone"
     size = max(batch.source_tokens, batch.target_tokens)

@@ -10,6 +10,7 @@ Shapes: N positions, D d_model, V vocabulary, L labels; B, T and S as in the bat
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,6 +41,12 @@ class LossSums:
     nll: Float[Tensor, ""]
     """Unsmoothed negative log-likelihood in nats, without gradient: exp(nll / tokens) is the perplexity."""
     tokens: int
+
+
+def total(parts: Sequence[LossSums]) -> LossSums:
+    """The sums over all parts of a batch, of one at least."""
+    losses, nlls = (torch.stack([getattr(part, name) for part in parts]).sum() for name in ("loss", "nll"))
+    return LossSums(losses, nlls, sum(part.tokens for part in parts))
 
 
 def perplexity(nll: float, units: int) -> float:

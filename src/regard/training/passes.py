@@ -18,7 +18,8 @@ from regard.data.feed import AnyBatch
 from regard.model import store
 from regard.training.guard import RandomState, first_not_finite
 from regard.training.halving import in_parts_that_fit
-from regard.training.loss import LossSums
+from regard.training.loss import LossSums, total
+from regard.training.replicas import Replicas
 
 Objective = Callable[[Any, Any], LossSums]
 """Sums of loss of a model over a batch: what the model must learn."""
@@ -47,8 +48,16 @@ class Passes:
     they are beyond float16 then, the scale is halved; it doubles after 2,000 steps without (Micikevicius et al. 2018).
     """
 
-    def __init__(self, model: nn.Module, objective: Objective, device: torch.device, precision: Precision) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        device: torch.device,
+        precision: Precision,
+        replicas: Replicas | None = None,
+    ) -> None:
         self.model, self.objective, self.device = model, objective, device
+        self._replicas = replicas
         self._precision = precision
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "float16")
 
@@ -65,8 +74,7 @@ class Passes:
             JobError: a single row of a batch does not fit into memory.
         """
         random = RandomState(self.device)
-        work = partial(self._work, self.model, tokens)
-        parts, sums = in_parts_that_fit(window, partial(self._begin, random), work)
+        parts, sums = in_parts_that_fit(window, partial(self._begin, random), partial(self._work, tokens))
         zero = torch.zeros((), device=self.device)
         loss, nll = sum((each.loss for each in sums), zero), sum((each.nll for each in sums), zero)
         return StepSums(loss, nll, tokens, parts, random)
@@ -114,7 +122,12 @@ class Passes:
         random.restore()
         self.model.zero_grad()
 
-    def _work(self, model: nn.Module, tokens: int, batch: AnyBatch) -> LossSums:
+    def _work(self, tokens: int, batch: AnyBatch) -> LossSums:
+        if self._replicas is None:
+            return self._pass(tokens, self.model, batch)
+        return total(self._replicas.work(partial(self._pass, tokens), self._replicas.parts(batch)))
+
+    def _pass(self, tokens: int, model: nn.Module, batch: AnyBatch) -> LossSums:
         sums = self._forward(model, batch)
         self._backward(sums.loss, tokens)
         return replace(sums, loss=sums.loss.detach())

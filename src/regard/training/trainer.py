@@ -22,6 +22,7 @@ from regard.training.checkpoint import Checkpoint, restore, snapshot
 from regard.training.guard import DivergenceError, GuardSettings, LossWatch, OnDivergence, Recovery
 from regard.training.optimizers import OPTIMIZERS, OptimizerSettings
 from regard.training.passes import Objective, Passes, Precision
+from regard.training.replicas import replicas
 from regard.training.schedules import ScheduleSettings, learning_rate
 
 log = logging.getLogger("regard")
@@ -58,7 +59,10 @@ class TrainingSettings(Settings):
     device: str | None = None
     """Where to compute: cpu, cuda, cuda:1, ...; unset: a GPU if there is one."""
     threads: int | None = Field(None, gt=0, le=1024)
-    """CPU threads; unset: torch's choice. With one thread a resumed run repeats the unbroken one bit for bit."""
+    """CPU threads; unset: torch's choice."""
+    replicas: int | None = Field(None, gt=0, le=64)
+    """On a CPU, parts of each batch that are worked on at the same time, each by its share of the threads; unset: as
+    many as threads, up to four. With one thread for each a resumed run repeats the unbroken one bit for bit."""
 
 
 @dataclass
@@ -152,6 +156,7 @@ class Trainer:
         self.device = torch.device(device)
         self.optimizer = OPTIMIZERS[settings.optimizer.kind](model, settings.optimizer)
         self.average = None if settings.ema is None else MovingAverage(self.model, settings.ema)
+        self.replicas = replicas(self.model, settings.replicas) if self.device.type == "cpu" else None
         self.progress = Progress()
         self.watch = LossWatch(settings.guard)
         self.recover(Recovery())
@@ -252,7 +257,7 @@ class Trainer:
         """Train from here on as a run that has gone back does."""
         self.recovery = recovery
         precision = "float32" if recovery.full_precision else self.settings.precision
-        self.passes = Passes(self.model, self.objective, self.device, precision)
+        self.passes = Passes(self.model, self.objective, self.device, precision, self.replicas)
 
     def averaged(self) -> AbstractContextManager[None]:
         """A context in which the model has the moving average of its weights, where there is one."""
