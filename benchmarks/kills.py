@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import logging
 import os
 import random
 import re
@@ -248,6 +249,7 @@ def main() -> None:
     parser.add_argument("--full-disks", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # its reader tells of each restart
     console = Console(width=200)
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="regard-kills-") as name:

@@ -24,6 +24,7 @@ MOMENTS = {
     "settings are written": ("open", r"run/\.[0-9a-f]{16}\.tmp"),
     "settings get their name": ("os.rename", r"settings\.yaml"),
     "text is prepared": ("os.rename", r"data/train\.arrow"),
+    "what was said of it is written": ("os.rename", r"prepared\.txt"),
     "preparation is over": ("os.rename", r"checksums\.json"),
     "the log is written": ("open", r"metrics\.jsonl"),
     "the first checkpoint is written": ("open", r"\.step-3\.partial/optimizer\.safetensors"),
