@@ -206,3 +206,18 @@ def test_the_schedule_sets_both_rates_and_a_model_learns(make_trainer: MakeTrain
     assert "momentum.encoder.0.feed_forward.expand.weight" in state
     assert "exp_avg.encoder.0.feed_forward.expand.bias" in state
     assert not any(name.startswith("exp_avg.") and name.endswith("projection.weight") for name in state)
+
+
+def test_the_scaled_gradients_of_float16_are_scaled_back_for_both(make_trainer: MakeTrainer) -> None:
+    norms = {}
+    for precision in ("float32", "float16"):
+        trainer = make_trainer(steps=1, precision=precision, optimizer={"kind": "muon"})
+        trainer.train()
+        assert trainer.progress.skipped == 0
+        means = trainer.checkpoint().optimizer
+        norms[precision] = [
+            math.sqrt(sum(float(mean.square().sum()) for name, mean in means.items() if name.startswith(kind)))
+            for kind in ("momentum.", "exp_avg.")
+        ]
+    assert norms["float16"] == pytest.approx(norms["float32"], rel=0.02)
+    assert min(norms["float32"]) > 0
