@@ -25,7 +25,7 @@ def model(directory: Path) -> bytes:
 
 
 def test_killed_and_resumed_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    values = regularised(tmp_path)
+    values = regularised(tmp_path, mix=[{"source": str(tmp_path / "dev.txt"), "weight": 1.5, "tag": "bt"}])
     (described,) = (line for line in carry_out(tmp_path / "unbroken", values) if line.startswith("model: "))
     assert 3 < float(described.split()[-2]) < 12, "epochs"
     for step in (6, 11):  # checkpoints are at 4, 8 and 12
