@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from regard.data.batches import Batches, BatchSettings
 from regard.data.binarise import binarise
 from regard.data.corpus import CleaningReport, Pair, clean, open_pairs
 from regard.data.dataset import PairDataset
-from regard.data.learn import learn_tokenizers, tag_sources
+from regard.data.learn import extend_tokenizers, learn_tokenizers, tag_sources
 from regard.data.resampled import ResampledPairs, refuse_unfit
 from regard.errors import UserError
 from regard.runs.initial import initial_tokenizers
@@ -90,7 +90,15 @@ class Pairs:
                 yield from self._train_pairs(source, CleaningReport())
 
         tokenizers = initial_tokenizers(settings) or learn_tokenizers(pairs, settings.tokenizer)
-        return tag_sources(tokenizers, [source.tag for source in sources if source.tag is not None])
+        if settings.extend_vocabulary is not None:
+            new = partial(self._train_pairs, sources[0], CleaningReport())
+            tokenizers = extend_tokenizers(new, tokenizers, settings.extend_vocabulary)
+        tagged = tag_sources(tokenizers, [source.tag for source in sources if source.tag is not None])
+        if settings.adapters is not None and tagged.source.size > tokenizers.source.size:
+            raise UserError(
+                "data.mix: a tag that the initial model does not know is learned by no adapter; leave it out"
+            )
+        return tagged
 
     def _train_pairs(self, source: Mixed, report: CleaningReport) -> Iterator[Pair]:
         pairs = clean(open_pairs(source.source, source.target), self._run.settings.data.cleaning, report)

@@ -31,7 +31,7 @@ from regard.model import store
 from regard.pipelines import choose_device
 from regard.runs.export import export
 from regard.runs.fitting import expect, refuse_hopeless
-from regard.runs.initial import adapt, take_over
+from regard.runs.initial import adapt, take_over, take_over_moments
 from regard.runs.overview import prepare
 from regard.runs.prepare import begin_anew
 from regard.runs.settings import RunSettings
@@ -76,6 +76,8 @@ def _carry_out(run: Run, view: TerminalView) -> dict[str, float] | None:
     found = load_latest(run.directory / "checkpoints")
     model = build_model(task, new=found is None)
     trainer = build_trainer(task, model, view)
+    if found is None:
+        take_over_moments(model, trainer.optimizer, run)
     say(_describe(task, trainer))
     say(expect(task, trainer).sentence(trainer.device))
     if found:
@@ -107,7 +109,7 @@ def build_model(task: Task, new: bool = True) -> nn.Module:
     torch.manual_seed(settings.training.seed)
     model = store.build(task.model())
     if new:
-        take_over(model, settings)
+        take_over(model, task.run)
     adapt(model, settings)
     return model
 

@@ -117,6 +117,10 @@ class RunSettings(Settings):
     """A named model to start from (`regard inspect --help` lists them); `model` and `training` change it."""
     initial: FilePath | None = None
     """A model directory to go on from: its tokenizer, settings and weights are taken."""
+    initial_optimizer: Literal["reset", "keep"] = "reset"
+    """Whether the optimizer begins anew, or with what that of `initial`, a run with checkpoints, remembered last."""
+    extend_vocabulary: int | None = Field(None, gt=0, le=2**20)
+    """So many further pieces are learned from `data.train` for the vocabulary of `initial`; its ids stay."""
     adapters: AdapterSettings | None = None
     """Low-rank adapters (LoRA) learn, in place of the weights of `initial`, which stay as they are."""
     data: DataSettings
@@ -138,6 +142,16 @@ class RunSettings(Settings):
     def _adapters_adapt(self) -> Self:
         if self.adapters is not None and self.initial is None:
             raise ValueError("adapters change a model that has learned already: name it by initial")
+        return self
+
+    @model_validator(mode="after")
+    def _initial_there(self) -> Self:
+        if self.initial is None and self.initial_optimizer == "keep":
+            raise ValueError("initial_optimizer: keep goes on from a run: name it by initial")
+        if self.initial is None and self.extend_vocabulary is not None:
+            raise ValueError("extend_vocabulary makes the vocabulary of another model longer: name that by initial")
+        if self.extend_vocabulary is not None and self.adapters is not None:
+            raise ValueError("extend_vocabulary adds weights that must learn: leave out adapters")
         return self
 
     @model_validator(mode="after")

@@ -20,6 +20,7 @@ from regard.runs.initial import initial_tokenizers
 from regard.runs.prepare import credited, described, held_out, once
 from regard.runs.settings import DataSettings, Files
 from regard.runs.task import Corpus, Line, Run, Task
+from regard.text.extension import extended
 from regard.text.lines import read_lines, write_lines
 from regard.text.tokenizer import TokenizerPair
 from regard.training.loss import perplexity
@@ -32,7 +33,7 @@ VALIDATION_SHARE = 0.1
 class TextTask(Task):
     """A language model of either kind: documents in, nothing beside them."""
 
-    options = frozenset({"data.documents", "tokenizer"})
+    options = frozenset({"data.documents", "tokenizer", "extend_vocabulary"})
     counted = "words"
     lone_source = "a language model learns from one text"
 
@@ -94,6 +95,9 @@ class TextTask(Task):
         tokenizers = initial_tokenizers(settings)
         if tokenizers is None:
             tokenizer = learn_tokenizer(lambda: self._documents("train"), settings.tokenizer)
+            tokenizers = TokenizerPair(tokenizer, tokenizer)
+        elif settings.extend_vocabulary is not None:
+            tokenizer = extended(tokenizers.source, self._documents("train"), settings.extend_vocabulary)
             tokenizers = TokenizerPair(tokenizer, tokenizer)
         tokenizers.save(run.directory)
         run.say(f"vocabulary: {tokenizers.source.size:,} pieces")

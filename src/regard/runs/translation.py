@@ -41,6 +41,7 @@ class Translation(Task):
             "data.cleaning",
             "data.max_length",
             "data.mix",
+            "extend_vocabulary",
             "data.subword_dropout",
             "tokenizer",
             "tokenizer.joint",
