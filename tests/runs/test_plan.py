@@ -204,15 +204,18 @@ def test_every_stage_of_a_run_is_rehearsed(tmp_path: Path, task: str) -> None:
     assert {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()} == before
     assert 2 <= found.tried <= 12
     assert min(found.step, found.validation, found.checkpoint, found.final, found.test, found.target_rate) > 0
-    assert found.final > found.validation  # more than one candidate is validated
+    assert found.early > 12  # so few updates teach nobody to end
+    assert found.final > 2 * found.early_validation  # two candidates are validated
+    assert (found.early_validation > found.validation) == (task == "translation")  # outputs go on to their limit
+    assert found.validation_at(found.early) == found.validation
 
 
 def test_validations_and_checkpoints_are_counted(tmp_path: Path) -> None:
     values = recipe(tmp_path, "translation")  # 12 steps, validated every 4
-    assert occasions(resolve(values, "recipe"), 0) == (3, 3)
+    assert occasions(resolve(values, "recipe"), 0) == ([4, 8, 12], [4, 8, 12])
     more = merge(values, {"checkpoints": {"every": 5}, "training": {"steps": 13}})
-    assert occasions(resolve(more, "recipe"), 0) == (4, 6)  # 4 8 12 13, and 5 10
-    assert occasions(resolve(more, "recipe"), 8) == (2, 3)
+    assert occasions(resolve(more, "recipe"), 0) == ([4, 8, 12, 13], [4, 5, 8, 10, 12, 13])
+    assert occasions(resolve(more, "recipe"), 8) == ([12, 13], [10, 12, 13])
 
 
 def test_a_plan_leaves_the_text_for_the_run_and_nothing_else(tmp_path: Path) -> None:
@@ -227,7 +230,7 @@ def test_a_plan_leaves_the_text_for_the_run_and_nothing_else(tmp_path: Path) -> 
     assert f"model: {parameters:,} parameters" in lines
     assert f"the prepared text stays in {directory}" in lines
     assert made.seconds["steps"] == pytest.approx(12 * made.rehearsal.step)
-    assert made.seconds["validations"] == pytest.approx(3 * made.rehearsal.validation)
+    assert made.seconds["validations"] == pytest.approx(3 * made.rehearsal.early_validation)
     assert "preparation" not in made.peaks
     assert 100 * 2**20 < made.peak == max(made.rehearsal.peaks.values())
     assert not any("vocabulary" in line for line in carry_out(directory, values))  # it was prepared

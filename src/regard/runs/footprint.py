@@ -84,6 +84,7 @@ class Footprint:
     moments: int
     """What the optimizer remembers."""
     gradients: int
+    """Of all replicas."""
     batch: float
     """What is kept of the largest batch."""
     accumulates: bool = False
@@ -150,11 +151,12 @@ def footprint(trainer: Trainer, kept: Kept, sizes: list[Shape]) -> Footprint:
     if isinstance(trainer.optimizer, Muon):  # it remembers one moment of its matrices, the first group
         moments -= sum(map(_bytes, trainer.optimizer.param_groups[0]["params"]))
     averages = 0 if trainer.average is None else gradients
+    readers = 1 if trainer.replicas is None else len(trainer.replicas.models)
     return Footprint(
         held=memory.held().now if device == "cpu" else torch.cuda.memory_allocated(trainer.device),
         weights=sum(_bytes(parameter) for parameter in trainer.model.parameters()) + averages,
         moments=moments,
-        gradients=gradients,
+        gradients=gradients * readers,
         batch=max(map(kept.of, sizes)),
         accumulates=trainer.settings.accumulate > 1,
         goes_on=bool(trainer.optimizer.state),

@@ -107,13 +107,13 @@ class Plan:
     def seconds(self) -> dict[str, float]:
         """How long each stage takes, all of its kind together."""
         found, settings = self.rehearsal, self.settings
-        validations, checkpoints = occasions(settings, found.first_step)
+        validated, saved = occasions(settings, found.first_step)
         return {
             "start": found.start,
             "preparation": self.look.preparation if self.directory is None else 0.0,
             "steps": found.step * (settings.training.steps - found.first_step),
-            "validations": found.validation * validations,
-            "checkpoints": found.checkpoint * checkpoints,
+            "validations": sum(map(found.validation_at, validated)),
+            "checkpoints": found.checkpoint * len(saved),
             "final model": found.final,
             "test": found.test,
         }
@@ -123,12 +123,13 @@ class Plan:
         return [*_corpus_lines(self.look.overview), *_model_lines(self), *_memory_lines(self), *_time_lines(self)]
 
 
-def occasions(settings: RunSettings, first: int) -> tuple[int, int]:
-    """How many validations and how many checkpoints there are after so many steps."""
+def occasions(settings: RunSettings, first: int) -> tuple[list[int], list[int]]:
+    """The steps of validations, and those of checkpoints, after the first so many."""
     steps, every, saves = settings.training.steps, settings.validation.every, settings.checkpoints.every
     validated = {*range(every, steps + 1, every), steps}
     saved = validated | ({*range(saves, steps + 1, saves)} if saves else set())
-    return sum(step > first for step in validated), sum(step > first for step in saved)
+    after = [sorted(step for step in steps if step > first) for steps in (validated, saved)]
+    return after[0], after[1]
 
 
 def plan(
@@ -236,11 +237,11 @@ def _memory_lines(made: Plan) -> list[str]:
 
 def _time_lines(made: Plan) -> list[str]:
     found, settings = made.rehearsal, made.settings
-    validations, checkpoints = occasions(settings, found.first_step)
+    validated, saved = occasions(settings, found.first_step)
     counts = {
         "steps": f"{settings.training.steps - found.first_step:,} x {found.step:.3f} s (of {found.tried:,} tried)",
-        "validations": f"{validations:,} x {found.validation:.1f} s",
-        "checkpoints": f"{checkpoints:,} x {found.checkpoint:.2f} s",
+        "validations": f"{len(validated):,}, the last of {found.validation_at(settings.training.steps):.1f} s",
+        "checkpoints": f"{len(saved):,} x {found.checkpoint:.2f} s",
     }
     speed = f"{found.source_rate:,.0f} source and {found.target_rate:,.0f} target tokens a second"
     lines = [f"time: {duration(sum(made.seconds.values()))}, training at {speed}"]

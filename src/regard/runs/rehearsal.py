@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -49,6 +49,9 @@ SHARE = 0.25
 Clock = Literal["wall", "cpu"]
 """cpu: what this process itself spends, on whatever else the machine is busy with; for measurements with one thread."""
 
+LEARNED = 400_000
+"""After about so many target tokens a model knows when to end; before, greedy search goes on to its limit."""
+
 OVERHEAD_ROWS = 16
 """A step of decoding takes as long, before it looks at any row, as so many rows."""
 
@@ -69,7 +72,11 @@ class Rehearsal:
     target_rate: float = 0.0
     """Real tokens a second while training."""
     validation: float = 0.0
-    """Of each validation."""
+    """Of each validation, of a model that knows when to end."""
+    early_validation: float = 0.0
+    """Of one before that."""
+    early: int = 0
+    """The update after which it knows."""
     checkpoint: float = 0.0
     """Of each checkpoint."""
     final: float = 0.0
@@ -81,6 +88,10 @@ class Rehearsal:
     @property
     def peak(self) -> int:
         return max(self.peaks.values())
+
+    def validation_at(self, step: int) -> float:
+        """Seconds of the validation at a step."""
+        return self.validation if step >= self.early else self.early_validation
 
 
 def rehearse(
@@ -168,19 +179,22 @@ class _Stages:
         found.step = spent / positions * mean * accumulate
         found.source_rate = (trainer.progress.source_tokens - before[0]) / spent
         found.target_rate = (trainer.progress.target_tokens - before[1]) / spent
+        found.early = round(LEARNED / max(found.target_rate * found.step, 1))
 
     def validate(self) -> None:
         """The loss of validation text, and what is measured beside it."""
         model = self.trainer.model.eval()
         self.loss = self._loss_of_dev()
         search = self.task.searches("dev")
+        early = None
         if search is not None:
-            beside = self._translating(model, search)
+            beside, early = self._translating(model, search)
         elif self.loss > self.limit and self.task.metrics != ("loss",):
             beside = self.loss  # labels are told by a second pass over all
         else:
             beside = self._seconds(lambda: self.task.measure(model, show=True))
         self.found.validation = self.loss + beside
+        self.found.early_validation = self.loss + (beside if early is None else early)
         model.train()
 
     def save(self) -> None:
@@ -206,7 +220,7 @@ class _Stages:
         writing = self._seconds(lambda: write_directory(run.directory / "model", self.task.pipeline(model), ""))
         candidates = 1 + (last > 1)
         averaged = averaging * last / min(last, 2)
-        self.found.final = loading + averaged + candidates * self.found.validation + writing
+        self.found.final = loading + averaged + candidates * self.found.validation_at(trainer.settings.steps) + writing
 
     def test(self) -> None:
         """Measure the model on the test text; what may be long is estimated by the size of its file."""
@@ -215,7 +229,7 @@ class _Stages:
             return
         search = self.task.searches("test")
         if search is not None:
-            self.found.test = self._translating(model, search)
+            self.found.test, _ = self._translating(model, search)
             return
         dev = self.task.run.corpus.dev
         share = files.source.stat().st_size / dev.source.stat().st_size if dev is not None else 1.0
@@ -242,23 +256,25 @@ class _Stages:
                 done += sizes[k]
         return spent / done * sum(sizes)
 
-    def _translating(self, model: nn.Module, search: Search) -> float:
-        """How long a search takes once the model has learned when to end.
+    def _translating(self, model: nn.Module, search: Search) -> tuple[float, float]:
+        """How long a search takes when each output is as long as its reference, and when each goes on to its limit.
 
-        What has not learned that goes on to its limit, or ends at once. So each output is as long as its reference.
+        What has learned little ends too late or too early, so the first is what is tried.
         """
         inner: Any = store.unwrap(model)
         tokenizers = TokenizerPair.load(self.task.run.directory)
         planned = search_batches(inner, tokenizers, search)
-        work = [_work([size for _, size in batch], search.settings.beam) for batch in planned]
+        work = [_work([row.size for row in batch], search.settings.beam) for batch in planned]
+        most = [_work([row.limit for row in batch], search.settings.beam) for batch in planned]
         spent, done = 0.0, 0
         for place, k in enumerate(_largest_then_random(work)):
             if place and spent >= self.limit:
                 break
             spent += self._seconds(partial(_search, inner, tokenizers, planned[k], search))
             done += work[k]
-        decoding = spent / done * sum(work) if done else 0.0
-        return decoding + self._seconds(lambda: search.score(search.references))
+        unit = spent / done if done else 0.0
+        scoring = self._seconds(lambda: search.score(search.references))
+        return unit * sum(work) + scoring, unit * sum(most) + scoring
 
     def _seconds(self, action: Callable[[], object]) -> float:
         begin = self.clock()
@@ -266,16 +282,30 @@ class _Stages:
         return self.clock() - begin
 
 
-def search_batches(model: Any, tokenizers: TokenizerPair, search: Search) -> list[list[tuple[list[int], int]]]:
-    """The batches of a search as `translate` makes them: source ids, and the tokens of the reference with its end."""
+class Row(NamedTuple):
+    """A source to translate."""
+
+    source: list[int]
+    size: int
+    """Tokens of its reference, the end counted."""
+    limit: int
+    """The most tokens that its translation may have."""
+
+
+def search_batches(model: Any, tokenizers: TokenizerPair, search: Search) -> list[list[Row]]:
+    """The batches of a search as `translate` makes them."""
     frame = len(tokenizers.source_begin) + len(tokenizers.source_end)
     reach, longest = model.settings.source_reach - frame, model.settings.max_length - len(tokenizers.target_begin)
     pairs = zip(tokenizers.source.encode(search.sources), tokenizers.target.encode(search.references), strict=True)
-    rows = [(source[:reach], min(len(target) + 1, longest)) for source, target in pairs if source]
+    rows = [
+        Row(source[:reach], min(len(target) + 1, longest), min(len(source) + search.settings.extra_tokens, longest))
+        for source, target in pairs
+        if source
+    ]
     planned = []
     for start in range(0, len(rows), WINDOW):
         window = rows[start : start + WINDOW]
-        lengths = [len(source) + frame for source, _ in window]
+        lengths = [len(row.source) + frame for row in window]
         for indices in batches(lengths, search.settings.batch_tokens // search.settings.beam):
             planned.append([window[index] for index in indices])
     return planned
@@ -286,15 +316,15 @@ def _work(limits: list[int], beam: int) -> int:
     return sum(limits) * beam + max(limits) * OVERHEAD_ROWS
 
 
-def _search(model: Any, tokenizers: TokenizerPair, batch: list[tuple[list[int], int]], search: Search) -> None:
-    """Search with the end forbidden and each output's limit given."""
+def _search(model: Any, tokenizers: TokenizerPair, batch: list[Row], search: Search) -> None:
+    """Search for outputs as long as the references: the end is forbidden."""
     device = next(model.parameters()).device
     *forced, begin = tokenizers.target_begin
     banned = [*tokenizers.target.forbidden, tokenizers.target_end]
-    decoder = CachedDecoder(model, *pad_sources(tokenizers, [ids for ids, _ in batch], device), forced)
+    decoder = CachedDecoder(model, *pad_sources(tokenizers, [row.source for row in batch], device), forced)
     beam_search(
         decoder,
-        [size for _, size in batch],
+        [row.size for row in batch],
         search.settings,
         begin=begin,
         end=tokenizers.target_end,
