@@ -255,6 +255,24 @@ def die(tell: Tell) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def wait(tell: Tell) -> None:
+    tell("say", str(os.getpid()))
+    time.sleep(600)
+
+
+def test_an_interruption_ends_the_child() -> None:
+    processes: list[int] = []
+
+    def interrupted(text: str) -> None:
+        processes.append(int(text))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        in_child(interrupted, wait)
+    with pytest.raises(ProcessLookupError):
+        os.kill(processes[0], 0)
+
+
 def test_a_child_hands_over_what_it_raised_and_a_killed_one_ran_out_of_memory() -> None:
     with pytest.raises(UserError, match="no"):
         in_child(print, refuse)
@@ -263,20 +281,22 @@ def test_a_child_hands_over_what_it_raised_and_a_killed_one_ran_out_of_memory() 
 
 
 @pytest.mark.parametrize(
-    ("entry", "place", "names", "stat"),
+    ("entry", "place", "names", "prefix"),
     [
-        ("0::/a/b", "a/b", ("memory.max", "memory.current"), "inactive_file"),
-        ("4:memory:/a", "memory/a", ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_inactive_file"),
+        ("0::/a/b", "a/b", ("memory.max", "memory.current"), ""),
+        ("4:memory:/a", "memory/a", ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_"),
     ],
 )
 def test_the_limit_of_a_control_group_is_respected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str, place: str, names: tuple[str, str], stat: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str, place: str, names: tuple[str, str], prefix: str
 ) -> None:
     group = tmp_path / place
     group.mkdir(parents=True)
     for name, value in zip(names, ("1000000", "400000"), strict=True):
         (group / name).write_text(value, encoding="ascii")
-    (group / "memory.stat").write_text(f"other 5\n{stat} 100000\n", encoding="ascii")
+    (group / "memory.stat").write_text(
+        f"rss 5\n{prefix}inactive_file 70000\n{prefix}active_file 30000\n", encoding="ascii"
+    )
     (group.parent / names[0]).write_text("max", encoding="ascii")
     monkeypatch.setattr(memory, "CGROUPS", tmp_path)
     assert memory.rooms([entry, "1:cpu:/a"]) == [700_000]

@@ -94,21 +94,21 @@ def rooms(entries: list[str]) -> list[int]:
     for entry in entries:
         _, controllers, name = entry.split(":", 2)
         if controllers == "":
-            root, limit, used, stat = CGROUPS, "memory.max", "memory.current", "inactive_file"
+            root, limit, used, prefix = CGROUPS, "memory.max", "memory.current", ""
         elif "memory" in controllers.split(","):
             root, limit, used = CGROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-            stat = "total_inactive_file"
+            prefix = "total_"
         else:
             continue
         group = root / name.lstrip("/")
         if not group.exists():  # in a container, whose own group stands at the root under a name not seen there
             group = root
         chain = [group, *(each for each in group.parents if each.is_relative_to(root))]
-        found += [room for each in chain if (room := _room(each, limit, used, stat)) is not None]
+        found += [room for each in chain if (room := _room(each, limit, used, prefix)) is not None]
     return found
 
 
-def _room(group: Path, limit: str, used: str, stat: str) -> int | None:
+def _room(group: Path, limit: str, used: str, prefix: str) -> int | None:
     """What the limit of one control group leaves; None where it has none."""
     try:
         most = int((group / limit).read_text(encoding="ascii"))
@@ -116,7 +116,8 @@ def _room(group: Path, limit: str, used: str, stat: str) -> int | None:
         entries = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
     except (OSError, ValueError):  # no limit, which version 2 writes as "max"
         return None
-    return max(0, most - taken + int(entries.get(stat, 0)))
+    caches = sum(int(entries.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+    return max(0, most - taken + caches)
 
 
 def _kibibytes(text: str) -> int:
