@@ -15,9 +15,10 @@ from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest, Result
 
 from regard.errors import UserError
+from regard.evaluation.answers import EditRate, ExactMatch
 from regard.settings import Settings
 
-Name = Literal["bleu", "chrf", "ter"]
+Name = Literal["bleu", "chrf", "ter", "exact", "edit"]
 Tokenize = Literal["13a", "zh", "char", "intl", "ja-mecab", "ko-mecab", "none"]
 NO_SPACES = {"ja", "km", "lo", "my", "th"}
 
@@ -26,7 +27,8 @@ class MetricSettings(Settings):
     """Which scores, and how they are computed; all of it stands in their signatures."""
 
     metrics: tuple[Name, ...] = Field(("bleu", "chrf"), min_length=1)
-    """Which of BLEU, chrF and TER."""
+    """Which of BLEU, chrF, TER, and for answers that are right or wrong, such as pronunciations: exact, the share of
+    lines that equal a reference, and edit, the tokens to change on the way to the nearest reference per token of it."""
     language: str | None = None
     """The target language, such as de or zh-Hans: decides how BLEU cuts text into words."""
     tokenize: Tokenize | None = None
@@ -152,6 +154,8 @@ def _metrics(settings: MetricSettings) -> dict[str, Metric]:
             "bleu": BLEU(tokenize=settings.tokenization, lowercase=settings.lowercase),
             "chrf": CHRF(word_order=settings.chrf_word_order, lowercase=settings.lowercase),
             "ter": TER(),
+            "exact": ExactMatch(settings.lowercase),
+            "edit": EditRate(settings.lowercase),
         }
     except (ImportError, RuntimeError):
         language = settings.tokenization.partition("-")[0]

@@ -33,7 +33,7 @@ class Translation(Task):
 
     family = "encoder-decoder"
     counted = "pairs"
-    metrics = ("bleu", "chrf", "loss")
+    metrics = ("bleu", "chrf", "exact", "edit", "loss")
     options = frozenset(
         {
             "data.source_language",

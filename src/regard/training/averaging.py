@@ -37,7 +37,7 @@ class MovingAverage:
 
     def update(self, step: int) -> None:
         """Take in the weights after a step."""
-        move = get_ema_multi_avg_fn(decay_at(step, self._decay))  # type: ignore[no-untyped-call]
+        move = get_ema_multi_avg_fn(decay_at(step, self._decay))
         move(list(self._averages.values()), list(self._weights.values()), None)
 
     @contextmanager

@@ -138,7 +138,7 @@ class Passes:
 
     def _backward(self, loss: Tensor, tokens: int) -> None:
         if loss.requires_grad:  # all that learns may be in layers that this pass leaves out
-            self.scaler.scale(loss / tokens).backward()  # type: ignore[no-untyped-call]
+            self.scaler.scale(loss / tokens).backward()
 
     def _gradients(self) -> list[Tensor]:
         return [weight.grad for weight in self.model.parameters() if weight.grad is not None]

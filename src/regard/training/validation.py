@@ -20,8 +20,16 @@ from regard.training.loss import perplexity
 from regard.training.passes import Objective
 from regard.training.trainer import Listening, StepReport, Trainer
 
-Metric = Literal["loss", "bleu", "chrf", "accuracy", "macro_f1"]
-DIRECTIONS: dict[Metric, Literal[-1, 1]] = {"loss": -1, "bleu": 1, "chrf": 1, "accuracy": 1, "macro_f1": 1}
+Metric = Literal["loss", "bleu", "chrf", "exact", "edit", "accuracy", "macro_f1"]
+DIRECTIONS: dict[Metric, Literal[-1, 1]] = {
+    "loss": -1,
+    "bleu": 1,
+    "chrf": 1,
+    "exact": 1,
+    "edit": -1,
+    "accuracy": 1,
+    "macro_f1": 1,
+}
 """1: the higher the better; -1: the lower."""
 
 
@@ -31,8 +39,8 @@ class ValidationSettings(Settings):
     every: int = Field(1000, gt=0)
     """Steps between validations; there is always one at the last step."""
     metric: Metric = "bleu"
-    """Decides which checkpoint is best and when to stop: the loss; BLEU or chrF of real translations; accuracy or macro
-    F1 of classification."""
+    """Decides which checkpoint is best and when to stop: the loss; BLEU, chrF, exact matches or edit rate of real
+    translations; accuracy or macro F1 of classification."""
     sentences: int | None = Field(None, ge=0)
     """How many lines are translated for BLEU and chrF; unset: all. The loss is always that of all."""
     samples: int = Field(3, ge=0)
