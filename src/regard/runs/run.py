@@ -34,14 +34,17 @@ from regard.runs.fitting import expect, refuse_hopeless
 from regard.runs.initial import adapt, take_over, take_over_moments
 from regard.runs.overview import prepare
 from regard.runs.prepare import begin_anew
+from regard.runs.recovery import go_back, note
 from regard.runs.settings import RunSettings
 from regard.runs.task import Run, Say, Task
 from regard.runs.tasks import TASKS, reread, written
 from regard.settings import merge, read_yaml
 from regard.text.lines import atomic_write, leftovers
 from regard.training.checkpoint import Checkpoint, checkpoints, load_latest
+from regard.training.guard import DivergenceError, Recovery
 from regard.training.keeping import CheckpointKeeper
 from regard.training.logs import MetricsLog
+from regard.training.process import settle
 from regard.training.terminal import TerminalView, duration
 from regard.training.trainer import Listener, Trainer
 from regard.training.validation import EarlyStopping, Validation
@@ -61,8 +64,7 @@ def train(directory: Path, settings: RunSettings, view: TerminalView, say: Say) 
 
     Returns the scores of the exported model, or None when the run was interrupted and can go on.
     """
-    if settings.training.threads is not None:
-        torch.set_num_threads(settings.training.threads)
+    settle(settings.training.threads)
     choose_device(settings.training.device)  # a device that is not there is known before any work
     run = Run(directory, settings, TASKS[settings.task].corpus(settings.data), say)
     with claimed(directory, settings):
@@ -73,19 +75,7 @@ def _carry_out(run: Run, view: TerminalView) -> dict[str, float] | None:
     settings, say = run.settings, run.say
     task = prepare(run)
     refuse_hopeless(task, choose_device(settings.training.device))
-    found = load_latest(run.directory / "checkpoints")
-    model = build_model(task, new=found is None)
-    trainer = build_trainer(task, model, view)
-    if found is None:
-        take_over_moments(model, trainer.optimizer, run)
-    say(_describe(task, trainer))
-    say(expect(task, trainer).sentence(trainer.device))
-    if found:
-        go_on(trainer, *found)
-        say(f"going on from step {trainer.progress.step:,} ({found[0]})")
-    if trainer.progress.step < settings.training.steps:
-        with _interruptible(trainer):
-            trainer.train()
+    trainer = _learn(task, view)
     if trainer.stop_reason == INTERRUPTED:
         say(f"stopped and saved at step {trainer.progress.step:,}; go on with: regard train --resume {run.directory}")
         return None
@@ -93,6 +83,44 @@ def _carry_out(run: Run, view: TerminalView) -> dict[str, float] | None:
         say(f"stopped early at step {trainer.progress.step:,}: {trainer.stop_reason}")
     say(f"trained {trainer.progress.step:,} steps in {duration(trainer.progress.seconds)}")
     return export(task, trainer)
+
+
+def _learn(task: Task, view: TerminalView) -> Trainer:
+    """Train to the last step; after a divergence go back and on from there, as the settings say."""
+    folder, say = task.run.directory / "checkpoints", task.run.say
+    trainer, found = _begin(task, view)
+    say(_describe(task, trainer))
+    say(expect(task, trainer).sentence(trainer.device))
+    if found is not None:
+        changed = f", {trainer.recovery} as it has diverged before" if trainer.recovery.attempts else ""
+        say(f"going on from step {trainer.progress.step:,} ({found}){changed}")
+    while trainer.progress.step < trainer.settings.steps:
+        try:
+            with _interruptible(trainer):
+                trainer.train()
+            break
+        except DivergenceError as error:
+            if trainer.stop_reason:
+                raise
+            recovery = go_back(folder, trainer.settings, trainer.recovery, error, say)
+            diverged = error.step, error.place
+        # Out of the handler: its traceback holds the tensors of the step that failed.
+        del trainer
+        trainer, _ = _begin(task, view, recovery)
+        note(trainer, *diverged)
+    return trainer
+
+
+def _begin(task: Task, view: TerminalView, recovery: Recovery | None = None) -> tuple[Trainer, Path | None]:
+    """A trainer at the newest checkpoint, which is named; at the beginning where there is none, with this recovery."""
+    found = load_latest(task.run.directory / "checkpoints")
+    trainer = build_trainer(task, build_model(task, new=found is None), view)
+    if found is None:
+        take_over_moments(trainer.model, trainer.optimizer, task.run)
+        trainer.recover(recovery or Recovery())
+        return trainer, None
+    go_on(trainer, *found)
+    return trainer, found[0]
 
 
 def go_on(trainer: Trainer, path: Path, checkpoint: Checkpoint) -> None:

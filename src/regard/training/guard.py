@@ -75,10 +75,12 @@ class Recovery:
     """Learning rates are multiplied by it."""
     full_precision: bool = False
     """The run computes in float32, whatever its settings say."""
+    step: int = 0
+    """Where it went back to the last time; it has been as it is from there on."""
 
-    def next(self, what: OnDivergence, half_precision: bool) -> Recovery:
-        """What to try after a divergence: full precision once, where it was not full, and else half the rate."""
-        again = replace(self, attempts=self.attempts + 1)
+    def next(self, step: int, what: OnDivergence, half_precision: bool) -> Recovery:
+        """What to try from `step` on after a divergence: full precision where it was not full, else half the rate."""
+        again = replace(self, attempts=self.attempts + 1, step=step)
         if what == "full-precision" and half_precision and not self.full_precision:
             return replace(again, full_precision=True)
         return replace(again, rate=self.rate / 2)
@@ -256,7 +258,7 @@ class _Hooks:
         def hook(gradient: Tensor) -> None:
             self._watch.look(f"the gradient of {what}", gradient)
 
-        handle: RemovableHandle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+        handle: RemovableHandle = tensor.register_hook(hook)
         return handle
 
 

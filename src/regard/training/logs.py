@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from regard.errors import JobError
 from regard.text.lines import read_lines, write_lines
 from regard.training.events import EventFile
 from regard.training.loss import perplexity
-from regard.training.trainer import Listening, StepReport, Trainer
+from regard.training.trainer import Listening, Progress, StepReport, Trainer
 
 
 class Averages:
@@ -69,7 +69,7 @@ class MetricsLog(Listening):
     def on_step(self, trainer: Trainer, report: StepReport) -> None:
         self._averages.add(report)
         if report.step % self.every == 0 or report.step == trainer.settings.steps:
-            self.write(trainer, "training", self._averages.take())
+            self.write(trainer, "training", self._averages.take() | _incidents(trainer.progress))
 
     def on_validation(self, trainer: Trainer, scores: dict[str, float]) -> None:
         self.write(trainer, "validation", scores)
@@ -85,18 +85,25 @@ class MetricsLog(Listening):
         """Go on with the averages too; checkpoints of older releases have none."""
         self._averages.sums = state.get("sums", {})
 
-    def write(self, trainer: Trainer, kind: str, values: dict[str, float]) -> None:
+    def write(self, trainer: Trainer, kind: str, values: Mapping[str, float | str]) -> None:
         """A record of these values, at the step where the trainer is."""
         progress = trainer.progress
         record = {"kind": kind, "step": progress.step, "epoch": progress.epoch, "seconds": round(progress.seconds, 1)}
+        numbers = {name: value for name, value in values.items() if not isinstance(value, str)}
         # JSON has no word for a value that is no number.
-        numbers = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        nothing = {name: None for name, value in numbers.items() if not math.isfinite(value)}
         with _on_a_full_disk(self.path), self.path.open("a", encoding="utf-8", newline="\n") as file:
-            file.write(json.dumps(record | numbers) + "\n")
+            file.write(json.dumps({**record, **values, **nothing}) + "\n")
         if self._events is not None:
             with _on_a_full_disk(self.folder):
-                for name, value in values.items():
+                for name, value in numbers.items():
                     self._events.add(f"{kind}/{name}", value, progress.step)
+
+
+def _incidents(progress: Progress) -> dict[str, float]:
+    """How often in all a step was no ordinary one, where there were any."""
+    counts = {"skipped_steps": progress.skipped, "split_batches": progress.split}
+    return {name: count for name, count in counts.items() if count}
 
 
 @contextmanager
