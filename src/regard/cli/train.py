@@ -44,7 +44,8 @@ def train(
 
     Other tasks are chosen by `--task`: language-model and masked-language-model learn from one text,
     text-classification from texts and labels (two files, or one of text, tab, label), token-classification from a file
-    of a word and its label a line. With `--initial MODEL` the run goes on from a model that has learned already.
+    of a word and its label a line. With `--initial MODEL` the run goes on from a model that has learned already; its
+    vocabulary can be made longer. Further text is mixed in by `--data.mix`, by weight and with a tag.
 
     Examples:
 
@@ -63,6 +64,10 @@ def train(
         regard train --resume runs/mine --verify-resume 20
 
         regard train --resume runs/mine --on-divergence lower-rate
+
+        regard train --source a.en --target a.de --out runs/more --data.mix '[{source: b.en, target: b.de, tag: bt}]'
+
+        regard train --initial runs/mine --extend-vocabulary 500 --source new.en --target new.de --out runs/tuned
 
         regard train --task language-model --source book.txt --out runs/book
 
