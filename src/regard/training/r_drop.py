@@ -31,7 +31,7 @@ from torch.nn import functional
 from regard.data.feed import TensorBatch
 
 CHUNK_BYTES = 4 * 2**20
-"""Logits of each reading at a time: less than of one reading alone, as more is kept beside them (`loss.py`)."""
+"""Of the logits of each reading, so much is made at a time: less than in `loss.py`, as more stands beside it."""
 
 BatchT = TypeVar("BatchT", bound=TensorBatch)
 
