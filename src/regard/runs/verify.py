@@ -99,11 +99,11 @@ class _Replay:
     def inexact(self) -> str:
         """Why steps done again may differ on this device, if anything is known."""
         if choose_device(self.settings.training.device).type != "cpu":
-            return "; a GPU adds some sums in any order"
+            return "; a GPU may add sums in another order each time"
         if torch.get_num_threads() > 1:
             return (
-                f"; {torch.get_num_threads()} threads add some sums in any order: a run with --training.threads 1 is "
-                "exact"
+                f"; {torch.get_num_threads()} threads may add sums in another order each time: a run with "
+                "--training.threads 1 is exact"
             )
         return ""
 
