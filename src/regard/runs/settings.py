@@ -90,7 +90,7 @@ class DataSettings(Settings):
     test: Files | None = None
     """The model is measured on it at the end, when given."""
     mix: tuple[Mixed, ...] = ()
-    """Further text to train on beside `train`, of which each pair is seen once in an epoch."""
+    """A list of further texts to train on beside `train`, of which each pair is seen once in an epoch."""
     documents: Documents = "lines"
     """What a document of a language model's text is: each line, the lines between blank ones, or the whole file."""
     cleaning: CleaningSettings = CleaningSettings()
