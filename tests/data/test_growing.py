@@ -10,7 +10,7 @@ import pytest
 from regard.data.growing import growing_pairs
 from regard.errors import JobError, UserError
 
-JOB = {"text": "abc", "options": {"beam": 4}}
+JOB: dict[str, object] = {"text": "abc", "options": {"beam": 4}}
 OUTCOMES: list[tuple[str, str] | str] = [
     ("eins", "one"),
     "empty line",
@@ -113,6 +113,17 @@ def test_a_full_disk_is_a_failed_job_that_can_go_on(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="pairs: could not be written"):
         fill()
     assert write(tmp_path / "pairs") == [1]
+    assert contents(tmp_path / "pairs") == WHOLE
+
+
+def test_two_at_once_are_one_too_many(tmp_path: Path) -> None:
+    with growing_pairs(tmp_path / "pairs", JOB) as writer:
+        writer.add(OUTCOMES[0])
+        writer.save()
+        with pytest.raises(UserError, match=r"\.pairs\.partial: another process is writing here; wait"):
+            write(tmp_path / "pairs")
+        for outcome in OUTCOMES[1:]:
+            writer.add(outcome)
     assert contents(tmp_path / "pairs") == WHOLE
 
 

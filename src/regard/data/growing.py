@@ -20,6 +20,7 @@ from regard.data.corpus import Pair
 from regard.data.encoding import Skipped
 from regard.errors import JobError, UserError
 from regard.settings import read_json
+from regard.text.directories import alone
 from regard.text.lines import atomic_write, encode_line
 
 FILES = ("source.txt", "target.txt")
@@ -91,32 +92,37 @@ def growing_pairs(directory: Path, job: Mapping[str, Any]) -> Iterator[PairWrite
         job: what decides each line, as JSON has it.
 
     Raises:
-        UserError: the directory is there already, cannot be made, or was begun by another job.
+        UserError: the directory is there already, cannot be made, was begun by another job, or is being written.
         JobError: the disk is full.
     """
     partial = directory.with_name(f".{directory.name}.partial")
     if directory.exists():
         raise UserError(f"{directory}: is there already; choose another --out, or remove it first")
-    made, sizes = _begun(partial, job, directory)
     try:
         partial.mkdir(parents=True, exist_ok=True)
-        paths = [partial / name for name in FILES]
-        for path, size in zip(paths, sizes, strict=True):
-            path.touch()
-            os.truncate(path, size)
-        with paths[0].open("ab") as source, paths[1].open("ab") as target:
-            writer = PairWriter(partial, (source, target), job, made)
-            yield writer
-            writer.save()
-        (partial / STATE).unlink()
-        partial.rename(directory)
+        with alone(partial, "is writing here"):
+            try:
+                made, sizes = _begun(partial, job, directory)
+                with _opened(partial / FILES[0], sizes[0]) as source, _opened(partial / FILES[1], sizes[1]) as target:
+                    writer = PairWriter(partial, (source, target), job, made)
+                    yield writer
+                    writer.save()
+                (partial / STATE).unlink()
+                partial.rename(directory)
+            finally:
+                if partial.is_dir() and not (partial / STATE).exists():  # nothing that a later sitting could use
+                    shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
             raise JobError(f"{directory}: could not be written: {error.strerror}; make room and run again") from None
         raise UserError(f"{directory}: cannot be written: {error.strerror or error}; choose another --out") from None
-    finally:
-        if partial.is_dir() and not (partial / STATE).exists():  # nothing that a later sitting could use
-            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _opened(path: Path, size: int) -> BinaryIO:
+    """A file to append to, cut to its sound bytes."""
+    path.touch()
+    os.truncate(path, size)
+    return path.open("ab")
 
 
 def _begun(partial: Path, job: Mapping[str, Any], directory: Path) -> tuple[Made, tuple[int, int]]:

@@ -11,10 +11,7 @@ adapters/       adapters by themselves, where they were trained
 
 from __future__ import annotations
 
-import logging
-import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -39,6 +36,7 @@ from regard.runs.settings import RunSettings
 from regard.runs.task import Run, Say, Task
 from regard.runs.tasks import TASKS, reread, written
 from regard.settings import merge, read_yaml
+from regard.text.directories import alone
 from regard.text.lines import atomic_write, leftovers
 from regard.training.checkpoint import Checkpoint, checkpoints, load_latest
 from regard.training.guard import DivergenceError, Recovery
@@ -49,12 +47,9 @@ from regard.training.terminal import TerminalView, duration
 from regard.training.trainer import Listener, Trainer
 from regard.training.validation import EarlyStopping, Validation
 
-if sys.platform != "win32":
-    import fcntl
-
-log = logging.getLogger("regard")
-
 SETTINGS = "settings.yaml"
+TRAINING = "is training here"
+"""What another process does that has a run's directory to itself."""
 CHANGEABLE = ("training", "validation", "checkpoints", "search", "generation", "metrics")
 """Sections that may differ when a run goes on; the others decide what the weights mean."""
 
@@ -186,7 +181,7 @@ def claimed(directory: Path, settings: RunSettings, *, rewrite: bool = True) -> 
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{directory}: cannot be made: {error.strerror}; choose another --out") from None
-    with alone(directory):
+    with alone(directory, TRAINING):
         path = directory / SETTINGS
         begun = path.exists()
         changed: list[str] = []
@@ -214,25 +209,6 @@ def _changed(before: RunSettings, after: RunSettings) -> list[str]:
     """The sections that differ, of those that a run keeps for ever."""
     kept = (name for name in RunSettings.model_fields if name not in (*CHANGEABLE, "preset"))
     return [name for name in kept if getattr(before, name) != getattr(after, name)]
-
-
-@contextmanager
-def alone(directory: Path) -> Iterator[None]:
-    """Refuse a second process: two would remove each other's checkpoints. The lock ends with its process."""
-    if sys.platform == "win32":
-        yield
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{directory}: another process is training here; wait, or choose another --out") from None
-        except OSError as error:  # some network file systems know no locks
-            log.warning("%s: cannot be locked (%s): start no second run there", directory, error.strerror)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _describe(task: Task, trainer: Trainer) -> str:

@@ -23,10 +23,11 @@ from torch import Tensor
 
 from regard.errors import JobError, UserError
 from regard.pipelines import choose_device
-from regard.runs.run import alone, build_model, build_trainer, go_on
+from regard.runs.run import TRAINING, build_model, build_trainer, go_on
 from regard.runs.settings import RunSettings
 from regard.runs.task import Run, Say, Task
 from regard.runs.tasks import TASKS
+from regard.text.directories import alone
 from regard.training.checkpoint import Checkpoint, checkpoints, load_checkpoint, load_latest, save_checkpoint
 from regard.training.keeping import CheckpointKeeper
 from regard.training.logs import MetricsLog
@@ -52,7 +53,7 @@ def verify(directory: Path, settings: RunSettings, steps: int, say: Say) -> None
     """
     settle(settings.training.threads)
     endless = settings.model_copy(update={"validation": settings.validation.model_copy(update={"patience": None})})
-    with alone(directory):
+    with alone(directory, TRAINING):
         found = load_latest(directory / "checkpoints")
         if found is None:
             raise UserError(f"{directory}: has no checkpoint yet to go on from; let it train to its first one")

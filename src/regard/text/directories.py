@@ -1,13 +1,46 @@
-"""A directory that appears as a whole, as `text.lines.atomic_write` has it for a file."""
+"""Directories that appear as a whole, as `text.lines.atomic_write` has it for a file, or that one process has alone."""
 
 from __future__ import annotations
 
+import logging
+import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from regard.errors import JobError
+from regard.errors import JobError, UserError
+
+if sys.platform != "win32":
+    import fcntl
+
+log = logging.getLogger("regard")
+
+
+@contextmanager
+def alone(directory: Path, doing: str) -> Iterator[None]:
+    """Refuse a second process in a directory, where two would spoil each other's files. The lock ends with its process.
+
+    `doing` says in the message what the other one does, as in "is training here".
+
+    Raises:
+        UserError: there is another process.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{directory}: another process {doing}; wait, or choose another --out") from None
+        except OSError as error:  # some network file systems know no locks
+            log.warning("%s: cannot be locked (%s): start no second process there", directory, error.strerror)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
