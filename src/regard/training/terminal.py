@@ -54,7 +54,7 @@ class TerminalView(Listening):
             self.say(self._line(trainer))
 
     def on_validation(self, trainer: Trainer, scores: dict[str, float]) -> None:
-        values = " · ".join(f"{name} {value:.2f}" for name, value in scores.items())
+        values = " · ".join(f"{name} {value:.{'2f' if abs(value) < 1e6 else '3g'}}" for name, value in scores.items())
         self.say(f"step {trainer.progress.step} · validation · {values}")
 
     def close(self) -> None:
@@ -65,11 +65,11 @@ class TerminalView(Listening):
         """Say once how long the steps that are left will take."""
         self._spent += report.seconds
         left = trainer.settings.steps - report.step
-        if self._foretold or self._spent < FORETOLD_AFTER or not left:
+        seconds = left * self._spent / (report.step - self._first_step)
+        if self._foretold or self._spent < FORETOLD_AFTER or seconds < FORETOLD_AFTER:
             return
         self._foretold = True
-        time_left = duration(left * self._spent / (report.step - self._first_step))
-        self.say(f"predicted: {time_left} for the {left:,} steps that are left; validations and the test come on top")
+        self.say(f"predicted: {duration(seconds)} for the {left:,} steps that are left; validations and the test come on top")
 
     def _line(self, trainer: Trainer) -> str:
         step, steps = trainer.progress.step, trainer.settings.steps
