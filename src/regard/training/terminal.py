@@ -69,7 +69,8 @@ class TerminalView(Listening):
         if self._foretold or self._spent < FORETOLD_AFTER or seconds < FORETOLD_AFTER:
             return
         self._foretold = True
-        self.say(f"predicted: {duration(seconds)} for the {left:,} steps that are left; validations and the test come on top")
+        time_left = duration(seconds)
+        self.say(f"predicted: {time_left} for the {left:,} steps that are left; validations and the test come on top")
 
     def _line(self, trainer: Trainer) -> str:
         step, steps = trainer.progress.step, trainer.settings.steps
