@@ -29,7 +29,7 @@ SAMPLED = 256
 WORKSPACE = 55 * 2**20
 """What the libraries beneath take for themselves at the first step: code and buffers."""
 
-SPREAD = {"cpu": 2.6}
+SPREAD = {"cpu": 1.9}
 """Memory taken for each byte that autograd keeps, by kind of device: on a CPU the C library gives back little of what
 lies between tensors. Measured (benchmarks/results/0.3.0.md)."""
 

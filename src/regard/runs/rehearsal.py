@@ -50,7 +50,7 @@ Clock = Literal["wall", "cpu"]
 """cpu: what this process itself spends, on whatever else the machine is busy with; for measurements with one thread."""
 
 LEARNED = 400_000
-"""After about so many target tokens a model knows when to end; before, greedy search goes on to its limit."""
+"""After about so many target tokens a model knows when to end; before, a search goes on to its limit."""
 
 OVERHEAD_ROWS = 16
 """A step of decoding takes as long, before it looks at any row, as so many rows."""
@@ -229,7 +229,8 @@ class _Stages:
             return
         search = self.task.searches("test")
         if search is not None:
-            self.found.test, _ = self._translating(model, search)
+            learned, early = self._translating(model, search)
+            self.found.test = learned if self.trainer.settings.steps >= self.found.early else early
             return
         dev = self.task.run.corpus.dev
         share = files.source.stat().st_size / dev.source.stat().st_size if dev is not None else 1.0
