@@ -187,6 +187,8 @@ def test_a_model_without_such_matrices_is_refused() -> None:
         muon(nn.Linear(3, 3), MUON)
     with pytest.raises(UserError, match=r"kind: input should be 'adamw' or 'muon' \(got 'lion'\)"):
         OptimizerSettings.parse({"kind": "lion"}, "r")
+    with pytest.raises(UserError, match=r"muon_rate means nothing to the optimizer adamw"):
+        OptimizerSettings.parse({"muon_rate": 2}, "r")
 
 
 def test_the_schedule_sets_both_rates_and_a_model_learns(make_trainer: MakeTrainer) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from jaxtyping import Float
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -35,6 +35,12 @@ class OptimizerSettings(Settings):
     muon_rate: float = Field(1.0, gt=0, allow_inf_nan=False)
     """The rate of Muon's matrices, in rates of the schedule. At 1 they change about as much at a step as they would
     under Adam."""
+
+    @model_validator(mode="after")
+    def _rate_of_muon(self) -> Self:
+        if self.muon_rate != 1 and self.kind != "muon":
+            raise ValueError(f"muon_rate means nothing to the optimizer {self.kind}; it is for kind: muon")
+        return self
 
 
 def adam(model: nn.Module, settings: OptimizerSettings) -> torch.optim.AdamW:
