@@ -210,6 +210,18 @@ def test_every_stage_of_a_run_is_rehearsed(tmp_path: Path, task: str) -> None:
     assert found.validation_at(found.early) == found.validation
 
 
+def test_a_run_that_goes_on_is_rehearsed_from_its_checkpoint(tmp_path: Path) -> None:
+    values = recipe(tmp_path, "language-model")
+    carry_out(tmp_path / "run", values)
+    run = prepared(tmp_path, values, training={"steps": 20}).run
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    before = sorted(path for path in run.directory.rglob("*"))
+    found = rehearse(run, scratch, 0.05, lambda stage: None, time.time())
+    assert found.first_step == 12
+    assert sorted(path for path in run.directory.rglob("*")) == before
+
+
 def test_validations_and_checkpoints_are_counted(tmp_path: Path) -> None:
     values = recipe(tmp_path, "translation")  # 12 steps, validated every 4
     assert occasions(resolve(values, "recipe"), 0) == ([4, 8, 12], [4, 8, 12])

@@ -170,9 +170,10 @@ def count(trainer: Trainer) -> Kept:
 
     The model and the random numbers are left as they are.
     """
-    batch = next((each for each in trainer.batches.epoch(0) if shape(each).rows > 1), None)
+    epoch = trainer.progress.epoch
+    batch = next((each for each in trainer.batches.epoch(epoch) if shape(each).rows > 1), None)
     if batch is None:
-        batch = next(trainer.batches.epoch(0))
+        batch = next(trainer.batches.epoch(epoch))
         only = shape(batch)
         return Kept(0.0, kept_bytes(trainer, batch) / only.positions, 0.0)
     width = min(int(shape(batch).width), PROBED_WIDTH)

@@ -197,10 +197,10 @@ def _look(job: Job, parts: Parts, tell: Tell) -> Look:
     return Look(overview(task), parts(store.unwrap(trainer.model)), needed, spent, peak)
 
 
-def _try(job: Job, scratch: Path, seconds: float, begin: float, tell: Tell) -> tuple[Rehearsal, int]:
+def _try(job: Job, scratch: Path, seconds: float, started: float, tell: Tell) -> tuple[Rehearsal, int]:
     """In a process of its own: rehearse; also say how much memory there is."""
     available = memory.available(choose_device(job.settings.training.device)) + job.spare
-    return rehearse(job.run(tell), scratch, seconds, partial(tell, "stage"), begin, job.clock), available
+    return rehearse(job.run(tell), scratch, seconds, partial(tell, "stage"), started, job.clock), available
 
 
 def _corpus_lines(seen: Overview) -> list[str]:

@@ -23,7 +23,7 @@ from regard.model import adapters, store
 from regard.pipelines import write_directory
 from regard.runs import memory
 from regard.runs.footprint import shape, shapes
-from regard.runs.run import build_model, build_trainer, go_on
+from regard.runs.run import begin
 from regard.runs.task import Run, Search, Task
 from regard.runs.tasks import TASKS
 from regard.search.beam import beam_search
@@ -32,13 +32,16 @@ from regard.search.engine import WINDOW, pad_sources
 from regard.search.processors import Ban
 from regard.search.windows import batches
 from regard.text.tokenizer import TokenizerPair
-from regard.training.checkpoint import average, load_checkpoint, load_latest, save_checkpoint
+from regard.training.checkpoint import average, load_checkpoint, save_checkpoint
 from regard.training.process import settle
 from regard.training.terminal import TerminalView
 from regard.training.trainer import Trainer
 
 SECONDS = 20.0
 """How long training is tried."""
+
+SAVED = "saved"
+"""The folder of checkpoints that are written for their time and memory."""
 
 SAMPLED = 200
 """Of more batches of validation text, so many are tried."""
@@ -95,7 +98,7 @@ class Rehearsal:
 
 
 def rehearse(
-    run: Run, scratch: Path, seconds: float, enter: Callable[[str], None], begin: float, clock: Clock = "wall"
+    run: Run, scratch: Path, seconds: float, enter: Callable[[str], None], started: float, clock: Clock = "wall"
 ) -> Rehearsal:
     """Carry out each stage of a run whose data is prepared.
 
@@ -103,19 +106,15 @@ def rehearse(
         scratch: an empty folder to work in.
         seconds: how long training is tried.
         enter: is told each stage when it begins.
-        begin: when the process was started, as `time.time()` gives it.
+        started: when the process was started, as `time.time()` gives it.
     """
     settings, found = run.settings, Rehearsal()
     settle(settings.training.threads)
     enter("start")
-    latest = load_latest(run.directory / "checkpoints")
     task = TASKS[settings.task](_linked(run, scratch))
-    trainer = build_trainer(task, build_model(task, new=latest is None), TerminalView())
-    if latest is not None:
-        go_on(trainer, *latest)
-        del latest
+    trainer, _ = begin(task, TerminalView())
     found.first_step = trainer.progress.step
-    found.start = time.process_time() if clock == "cpu" else time.time() - begin
+    found.start = time.process_time() if clock == "cpu" else time.time() - started
     found.peaks["start"] = memory.held_on(trainer.device).peak
     stages = _Stages(task, trainer, found, seconds, time.process_time if clock == "cpu" else time.perf_counter)
     for name, stage in stages.in_order.items():
@@ -127,8 +126,8 @@ def rehearse(
 
 
 def _linked(run: Run, scratch: Path) -> Run:
-    """The same run in another folder, with its data in it."""
-    for path in (run.data, *run.directory.glob("tokenizer*.json")):
+    """The same run in another folder, with its data and its checkpoints so far in it."""
+    for path in (run.data, *run.directory.glob("checkpoints"), *run.directory.glob("tokenizer*.json")):
         (scratch / path.name).symlink_to(path.absolute())
     return Run(scratch, run.settings, run.corpus, lambda text: None)
 
@@ -199,14 +198,14 @@ class _Stages:
 
     def save(self) -> None:
         """Two checkpoints; the first one also warms the disk."""
-        folder = self.task.run.directory / "checkpoints"
+        folder = self.task.run.directory / SAVED
         save_checkpoint(folder, 1, self.trainer.checkpoint())
         self.found.checkpoint = self._seconds(lambda: save_checkpoint(folder, 2, self.trainer.checkpoint()))
 
     def finish(self) -> None:
         """Choose the final weights among the best and the average of the last, and write the model."""
         run, trainer = self.task.run, self.trainer
-        path = run.directory / "checkpoints" / "step-2"
+        path = run.directory / SAVED / "step-2"
         begin = self.clock()
         best = load_checkpoint(path).model
         loading = self.clock() - begin

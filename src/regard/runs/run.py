@@ -83,7 +83,7 @@ def _carry_out(run: Run, view: TerminalView) -> dict[str, float] | None:
 def _learn(task: Task, view: TerminalView) -> Trainer:
     """Train to the last step; after a divergence go back and on from there, as the settings say."""
     folder, say = task.run.directory / "checkpoints", task.run.say
-    trainer, found = _begin(task, view)
+    trainer, found = begin(task, view)
     say(_describe(task, trainer))
     say(expect(task, trainer).sentence(trainer.device))
     if found is not None:
@@ -101,12 +101,12 @@ def _learn(task: Task, view: TerminalView) -> Trainer:
             diverged = error.step, error.place
         # Out of the handler: its traceback holds the tensors of the step that failed.
         del trainer
-        trainer, _ = _begin(task, view, recovery)
+        trainer, _ = begin(task, view, recovery)
         note(trainer, *diverged)
     return trainer
 
 
-def _begin(task: Task, view: TerminalView, recovery: Recovery | None = None) -> tuple[Trainer, Path | None]:
+def begin(task: Task, view: TerminalView, recovery: Recovery | None = None) -> tuple[Trainer, Path | None]:
     """A trainer at the newest checkpoint, which is named; at the beginning where there is none, with this recovery."""
     found = load_latest(task.run.directory / "checkpoints")
     trainer = build_trainer(task, build_model(task, new=found is None), view)
