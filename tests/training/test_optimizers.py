@@ -223,3 +223,20 @@ def test_the_scaled_gradients_of_float16_are_scaled_back_for_both(make_trainer: 
         ]
     assert norms["float16"] == pytest.approx(norms["float32"], rel=0.02)
     assert min(norms["float32"]) > 0
+
+
+@pytest.mark.parametrize(("before", "after"), [("adamw", "muon"), ("muon", "adamw")])
+def test_the_optimizer_of_a_run_that_goes_on_stays(make_trainer: MakeTrainer, before: str, after: str) -> None:
+    first, second = (make_trainer(steps=1, optimizer={"kind": kind}) for kind in (before, after))
+    first.train()
+    with pytest.raises(UserError, match=rf"^here: learns by {before}; training\.optimizer\.kind cannot change"):
+        second.resume(first.checkpoint(), "here")
+
+
+def test_checkpoints_of_older_releases_are_adams(make_trainer: MakeTrainer) -> None:
+    first, second = make_trainer(steps=1), make_trainer(steps=2)
+    first.train()
+    checkpoint = first.checkpoint()
+    del checkpoint.state["optimizer"]
+    second.resume(checkpoint, "here")
+    assert second.progress.step == 1

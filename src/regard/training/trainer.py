@@ -230,6 +230,7 @@ class Trainer:
         """Everything that is needed to go on from here."""
         state = {
             "progress": asdict(self.progress),
+            "optimizer": self.settings.optimizer.kind,
             "listeners": [listener.state() for listener in self.listeners],
             "recovery": asdict(self.recovery),
             "watch": self.watch.state(),
@@ -239,7 +240,17 @@ class Trainer:
         return snapshot(self.model, self.optimizer, state, averages)
 
     def resume(self, checkpoint: Checkpoint, origin: str) -> None:
-        """Go on from a checkpoint of a run with the same model, data and listeners."""
+        """Go on from a checkpoint of a run with the same model, optimizer, data and listeners.
+
+        Raises:
+            UserError: the weights or the optimizer are others.
+        """
+        kind = checkpoint.state.get("optimizer", "adamw")  # those of older releases have no other
+        if kind != self.settings.optimizer.kind:
+            raise UserError(
+                f"{origin}: learns by {kind}; training.optimizer.kind cannot change in a run that goes on (a new one "
+                "can begin with its model: initial)"
+            )
         restore(checkpoint, self.model, self.optimizer, origin)
         if self.average is not None:
             self.average.load_state(checkpoint.averages, origin)
