@@ -190,6 +190,29 @@ def test_the_replay_has_the_batches_and_the_dropout_of_the_step(make_trainer: Ma
     assert seen[9:] == seen[6:8]
 
 
+def test_the_replay_has_the_dropout_of_replicas_too(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part is read by a thread of its own, with random numbers of its own."""
+    monkeypatch.setattr("regard.training.replicas.FEWEST_TOKENS", 4)
+    seen: list[tuple[tuple[int, ...], float]] = []
+    inner, bad = make_trainer().objective, False
+
+    def objective(model: nn.Module, batch: Batch) -> LossSums:
+        sums = inner(model, batch)
+        seen.append((batch.indices, float(sums.nll)))
+        return LossSums(sums.loss * math.nan, sums.nll, sums.tokens) if bad else sums
+
+    def spoil() -> None:
+        nonlocal bad
+        bad = True
+        seen.clear()
+
+    trainer = make_trainer(objective=objective, dropout=0.3, replicas=2)
+    at_step(trainer, 3, spoil)
+    assert diverge(trainer).place == "the loss (nan)"
+    assert len(seen) == 3
+    assert seen[2] in seen[:2]
+
+
 def test_what_does_not_come_again_is_said(make_trainer: MakeTrainer) -> None:
     inner, calls = make_trainer().objective, 0
 
@@ -311,15 +334,15 @@ def test_a_run_whose_loss_explodes_is_stopped(make_trainer: MakeTrainer, batches
 
 
 def test_going_back_changes_one_thing_at_a_time() -> None:
-    first = Recovery().next("lower-rate", half_precision=True)
-    assert first == Recovery(1, 0.5, full_precision=False)
-    assert first.next("lower-rate", half_precision=True) == Recovery(2, 0.25)
-    whole = Recovery().next("full-precision", half_precision=True)
-    assert whole == Recovery(1, 1.0, full_precision=True)
-    assert whole.next("full-precision", half_precision=True) == Recovery(2, 0.5, full_precision=True)
-    assert Recovery().next("full-precision", half_precision=False) == Recovery(1, 0.5)
+    first = Recovery().next(40, "lower-rate", half_precision=True)
+    assert first == Recovery(attempts=1, rate=0.5, full_precision=False, step=40)
+    assert first.next(80, "lower-rate", half_precision=True) == Recovery(attempts=2, rate=0.25, step=80)
+    whole = Recovery().next(40, "full-precision", half_precision=True)
+    assert whole == Recovery(attempts=1, rate=1.0, full_precision=True, step=40)
+    assert whole.next(40, "full-precision", half_precision=True) == Recovery(2, 0.5, full_precision=True, step=40)
+    assert Recovery().next(40, "full-precision", half_precision=False) == Recovery(attempts=1, rate=0.5, step=40)
     assert (str(first), str(whole)) == ("at 0.5 of the rate", "in float32")
-    assert str(whole.next("lower-rate", half_precision=True)) == "in float32 and at 0.5 of the rate"
+    assert str(whole.next(40, "lower-rate", half_precision=True)) == "in float32 and at 0.5 of the rate"
 
 
 def test_the_rate_is_multiplied_and_float32_wins(make_trainer: MakeTrainer, batches: Batches) -> None:

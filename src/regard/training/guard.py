@@ -160,8 +160,8 @@ def refuse_not_finite(tensors: Iterable[tuple[str, Tensor]], step: int) -> None:
 
 def first_not_finite(
     model: nn.Module,
-    batches: Iterable[AnyBatch],
-    forward: Callable[[AnyBatch], LossSums],
+    repeat: Callable[[Callable[[nn.Module, AnyBatch], None]], object],
+    forward: Callable[[nn.Module, AnyBatch], LossSums],
     backward: Callable[[Tensor], None],
 ) -> str | None:
     """Compute a step once more and say which value was the first that is not finite; None where all are.
@@ -170,22 +170,25 @@ def first_not_finite(
     gradients on their way back. Gradients are added to those that are there.
 
     Args:
-        forward: the sums of loss of `model` over a batch.
+        repeat: calls what it is given for each batch of the step, one after the other.
+        forward: the sums of loss over a batch.
         backward: the backward pass from a loss.
     """
     watch = _Watch()
     for name, weight in model.named_parameters():
         watch.look(f"the weight {_spoken(name)}", weight)
-    with watch.on(model):
-        for batch in batches:
-            for name, value in vars(batch).items():
-                watch.look(f"the input {name} of the batch", value)
-            loss = forward(batch).loss
+
+    def look(model: nn.Module, batch: AnyBatch) -> None:
+        for name, value in vars(batch).items():
+            watch.look(f"the input {name} of the batch", value)
+        if watch.found is None:
+            loss = forward(model, batch).loss
             watch.look("the loss", loss)
-            if watch.found is None and loss.requires_grad:
+            if watch.found is None:
                 backward(loss)
-            if watch.found is not None:
-                return watch.found
+
+    with watch.on(model):
+        repeat(look)
     for name, weight in model.named_parameters():
         watch.look(f"the gradient of the weight {_spoken(name)}, summed over the step", weight.grad)
     return watch.found

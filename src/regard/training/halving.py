@@ -56,6 +56,6 @@ def _halves(batch: AnyBatch) -> list[AnyBatch]:
 
 
 def _make_room() -> None:
-    gc.collect()
     if torch.cuda.is_available():
+        gc.collect()
         torch.cuda.empty_cache()

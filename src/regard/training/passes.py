@@ -107,11 +107,9 @@ class Passes:
         None where it does not come again. All modules are watched, so it is not the compiled form that is repeated.
         """
         self._begin(step.random)
-        model = store.unwrap(self.model)
+        repeat, backward = partial(self._in_turn, step.parts), partial(self._backward, tokens=step.tokens)
         try:
-            return first_not_finite(
-                model, step.parts, partial(self._forward, model), partial(self._backward, tokens=step.tokens)
-            )
+            return first_not_finite(store.unwrap(self.model), repeat, self._forward, backward)
         except torch.OutOfMemoryError:
             return None
         finally:
@@ -126,6 +124,14 @@ class Passes:
         if self._replicas is None:
             return self._pass(tokens, self.model, batch)
         return total(self._replicas.work(partial(self._pass, tokens), self._replicas.parts(batch)))
+
+    def _in_turn(self, parts: Sequence[AnyBatch], work: Callable[[nn.Module, AnyBatch], None]) -> None:
+        """Some other work on the same parts, with the same random numbers, by the model alone."""
+        for part in parts:
+            if self._replicas is None:
+                work(store.unwrap(self.model), part)
+            else:
+                self._replicas.in_turn(work, self._replicas.parts(part))
 
     def _pass(self, tokens: int, model: nn.Module, batch: AnyBatch) -> LossSums:
         sums = self._forward(model, batch)

@@ -50,10 +50,9 @@ class Replicas:
 
         An error of one of them is raised when all have ended.
         """
-        seeds = torch.randint(2**63 - 1, (len(parts),)).tolist()
         futures = [
             self._pool.submit(_draw_and_work, seed, work, model, part)
-            for seed, model, part in zip(seeds, self.models, parts, strict=False)
+            for seed, model, part in zip(_seeds(parts), self.models, parts, strict=False)
         ]
         wait(futures)
         try:
@@ -63,6 +62,11 @@ class Replicas:
             for model in self.models[1:]:
                 model.zero_grad()
         return results
+
+    def in_turn(self, work: Callable[[nn.Module, PartT], ResultT], parts: Sequence[PartT]) -> list[ResultT]:
+        """The same work with the same random numbers, all of it on the model itself, one part after the other."""
+        model = self.models[0]
+        return [_draw_and_work(seed, work, model, part) for seed, part in zip(_seeds(parts), parts, strict=True)]
 
     def _sum_gradients(self) -> None:
         for other in self.models[1:]:
@@ -87,6 +91,12 @@ def _sharing(model: nn.Module) -> nn.Module:
     for parameter in model.parameters():
         shared[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
     return copy.deepcopy(model, shared)
+
+
+def _seeds(parts: Sequence[object]) -> list[int]:
+    """The next ones, of as many generators."""
+    seeds: list[int] = torch.randint(2**63 - 1, (len(parts),)).tolist()
+    return seeds
 
 
 def _draw_and_work(seed: int, work: Callable[[nn.Module, PartT], ResultT], model: nn.Module, part: PartT) -> ResultT:
