@@ -97,10 +97,19 @@ class LossWatch:
     spike that passes does that. It has exploded when it is above its lowest value by `rise` (one nat: the right tokens
     have lost a factor of e of their probability) and by half of what had been learned since the first median. The
     second condition makes the rule one for all scales: a translation that falls from 8 nats to 3 may rise to 5.5.
+
+    No median is needed where some losses in a row are several times that of the first step, which had learned nothing
+    (or 10 nats, an even guess among 22,000 tokens, where that is more).
     """
+
+    BEYOND, IN_A_ROW = 4, 5
 
     def __init__(self, settings: GuardSettings) -> None:
         self._rise = settings.rise
+        self._begin: float | None = None
+        """The loss of the first step."""
+        self._beyond = 0
+        """How many of the last losses, in a row, were so many times that."""
         self._recent: deque[float] = deque(maxlen=settings.window)
         self._first: float | None = None
         self._lowest: float | None = None
@@ -110,7 +119,13 @@ class LossWatch:
     def see(self, step: int, loss: float) -> None:
         """Take in the loss of a step, in nats a target. Raises `DivergenceError` when the losses have exploded."""
         self._recent.append(loss)
-        if self._rise is None or len(self._recent) != self._recent.maxlen:
+        self._begin = loss if self._begin is None else self._begin
+        if self._rise is None:
+            return
+        self._beyond = self._beyond + 1 if loss > self.BEYOND * max(self._begin, 10.0) else 0
+        if self._beyond == self.IN_A_ROW:
+            raise self._exploded(step, f"it is {loss:.4g} nats a target, and was {self._begin:.3f} in the beginning")
+        if len(self._recent) != self._recent.maxlen:
             return
         median = statistics.median(self._recent)
         if self._first is None or self._lowest is None:
@@ -120,19 +135,22 @@ class LossWatch:
         if median <= self._lowest + allowed / 2:
             self._calm = step
         if median > self._lowest + allowed:
-            what = (
-                f"the loss has exploded: half of the last {len(self._recent)} steps had more than {median:.3f} nats a "
-                f"target, where it had been {self._lowest:.3f}; the weights were left as they were"
-            )
-            # When the median begins to rise, half of the window is high already.
-            raise DivergenceError(step, "the loss", what, max(self._calm - len(self._recent) // 2, 1))
+            half = f"half of the last {len(self._recent)} steps had more than {median:.3f} nats a target"
+            raise self._exploded(step, f"{half}, where it had been {self._lowest:.3f}")
+
+    def _exploded(self, step: int, how: str) -> DivergenceError:
+        what = f"the loss has exploded: {how}; the weights were left as they were"
+        # When the median begins to rise, half of the window is high already.
+        return DivergenceError(step, "the loss", what, max(self._calm - len(self._recent) // 2, 1))
 
     def state(self) -> dict[str, Any]:
-        return {"recent": [*self._recent], "first": self._first, "lowest": self._lowest, "calm": self._calm}
+        medians = {"first": self._first, "lowest": self._lowest, "calm": self._calm}
+        return {"recent": [*self._recent], "begin": self._begin, "beyond": self._beyond, **medians}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._recent.clear()
         self._recent.extend(state["recent"])
+        self._begin, self._beyond = state["begin"], state["beyond"]
         self._first, self._lowest, self._calm = state["first"], state["lowest"], state["calm"]
 
 
