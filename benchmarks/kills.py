@@ -1,12 +1,12 @@
 """Does a run that was killed end as the one that was not? And one whose disk was full?
 
 Trains a tiny translator without a break, then again and again with SIGKILL at a random moment: while the text is being
-prepared, in the middle of steps, while a checkpoint is being saved, while the model is being chosen and written; and on
-a disk that is too small (a tmpfs where this process may mount one, else files of limited size), which then gets room.
-Each run is resumed to its end, and everything that it leaves is compared byte for byte with what the unbroken one left;
-only times may differ.
+prepared, in the middle of steps, while a checkpoint is being saved, while the model is being chosen and written; and
+with a disk that is full from such a moment on (a tmpfs where this process may mount one, else with files of limited
+size). Each run is resumed to its end, and everything that it leaves is compared byte for byte with what the unbroken
+one left; only times may differ.
 
-    python benchmarks/kills.py --kills 20 --full-disks 5 --seed 1
+    python benchmarks/kills.py --kills 20 --full-disks 8 --seed 1
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -175,6 +175,15 @@ def killed(corpus: Path, directory: Path, kill: Kill) -> Result:
     process = subprocess.Popen(
         command(corpus, directory), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()
     )
+    await_moment(process, directory, kill)
+    process.send_signal(signal.SIGKILL)
+    status = process.wait()
+    stood = standing(directory) + ("" if status == -signal.SIGKILL else f"; ended by itself before ({status})")
+    finish(corpus, directory)
+    return Result(kill.name, stood, [])
+
+
+def await_moment(process: subprocess.Popen[bytes], directory: Path, kill: Kill) -> None:
     deadline = time.monotonic() + PATIENCE
     while not kill.moment(directory) and process.poll() is None:
         if time.monotonic() > deadline:
@@ -182,11 +191,6 @@ def killed(corpus: Path, directory: Path, kill: Kill) -> Result:
             raise RuntimeError(f"{kill.name}: the moment did not come")
         time.sleep(0.0002)
     time.sleep(kill.delay)
-    process.send_signal(signal.SIGKILL)
-    status = process.wait()
-    stood = standing(directory) + ("" if status == -signal.SIGKILL else f"; ended by itself before ({status})")
-    finish(corpus, directory)
-    return Result(kill.name, stood, [])
 
 
 def standing(directory: Path) -> str:
@@ -200,53 +204,72 @@ def standing(directory: Path) -> str:
 # Full disks
 
 
-@contextmanager
-def small_disk(folder: Path, size: int) -> Iterator[tuple[Callable[[], None], Callable[[], None]]]:
-    """Something to be done before a run so that its disk is full after `size` bytes, and something that makes room."""
+def disks(count: int, seed: int) -> Iterator[Kill]:
+    """Moments from which on there is no room, in all stages of a run."""
+    chance = random.Random(seed)
+    early, late = (EVERY * chance.randint(first, first + 2) for first in (1, 4))
+    patterns = (
+        ".model.partial", f"checkpoints/step-{early}", "tokenizer.json", f"checkpoints/.step-{late}.partial",
+        "test.txt", "settings.yaml", "data/train.arrow", "model",
+    )  # fmt: skip
+    for number in range(count):
+        pattern = patterns[number % len(patterns)]
+        yield Kill(f"disk full when {pattern} is seen", _exists(pattern), 0.0)
+
+
+def filled(corpus: Path, folder: Path, kill: Kill) -> tuple[Result, dict[str, str]]:
+    """A run whose disk is full from a moment on must say so in a sentence; then room is made, and it is resumed."""
     folder.mkdir()
-    mounted = os.name == "posix" and _mount(folder, size)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        return limited(corpus, folder / "run", random.Random(kill.name).randint(1_000, 400_000))
+    try:
+        directory, filler = folder / "run", folder / "filler"
+        process = subprocess.Popen(command(corpus, directory), stderr=subprocess.PIPE, env=environment())
+        await_moment(process, directory, kill)
+        process.send_signal(signal.SIGSTOP)
+        with suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        process.send_signal(signal.SIGCONT)
+        stood = _sentence(process.communicate()[1], process.returncode, directory)
+        filler.unlink()
+        finish(corpus, directory)
+        return Result(kill.name, stood, []), left(directory)
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def limited(corpus: Path, directory: Path, size: int) -> tuple[Result, dict[str, str]]:
+    """Where nothing may be mounted: a run whose files may not be larger than so many bytes."""
 
     def before() -> None:
-        if not mounted:
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
-    def room() -> None:
-        if mounted:
-            subprocess.run(["mount", "-o", "remount,size=1g", str(folder)], check=True)
-
-    try:
-        yield before, room
-    finally:
-        if mounted:
-            subprocess.run(["umount", str(folder)], check=True)
+    done = subprocess.run(
+        command(corpus, directory), stderr=subprocess.PIPE, env=environment(), preexec_fn=before, check=False
+    )
+    stood = _sentence(done.stderr, done.returncode, directory)
+    finish(corpus, directory)
+    return Result(f"no file above {size:,} bytes", stood, []), left(directory)
 
 
-def _mount(folder: Path, size: int) -> bool:
-    words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-    return subprocess.run(words, capture_output=True, check=False).returncode == 0
-
-
-def filled(corpus: Path, folder: Path, size: int) -> tuple[Result, dict[str, str]]:
-    """A run on a disk of so many bytes, which must say so in a sentence; then room is made, and it is resumed."""
-    with small_disk(folder, size) as (before, room):
-        directory = folder / "run"
-        done = subprocess.run(
-            command(corpus, directory), capture_output=True, env=environment(), preexec_fn=before, check=False
-        )
-        said = done.stderr.decode().strip().splitlines()
-        if done.returncode != 1 or any("Traceback" in line for line in said):
-            raise RuntimeError(f"a full disk ended the run with status {done.returncode}:\n" + "\n".join(said))
-        stood = f"{standing(directory)}: {said[-1].removeprefix('regard: ').replace(str(directory), 'RUN')}"
-        room()
-        finish(corpus, directory)
-        return Result(f"disk of {size / 1e6:.2f} MB", stood, []), left(directory)
+def _sentence(stderr: bytes, status: int, directory: Path) -> str:
+    """What stands there and what was said of it; anything but a failed job with a sentence is an error."""
+    said = stderr.decode().strip()
+    if status == 0:
+        return f"{standing(directory)}: the rest had room"
+    if status != 1 or "Traceback" in said:
+        raise RuntimeError(f"a full disk ended the run with status {status}:\n{said}")
+    last = said.splitlines()[-1].removeprefix("regard: ").replace(str(directory), "RUN")
+    return f"{standing(directory)}: {last}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--full-disks", type=int, default=5)
+    parser.add_argument("--full-disks", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     logging.getLogger("tensorboard").setLevel(logging.ERROR)  # its reader tells of each restart
@@ -257,7 +280,6 @@ def main() -> None:
         write_corpus(folder)
         finish(folder, folder / "unbroken")
         expected = left(folder / "unbroken")
-        size = sum(path.stat().st_size for path in (folder / "unbroken").rglob("*") if path.is_file())
 
         def note(result: Result, found: dict[str, str]) -> None:
             results.append(result._replace(differences=differences(expected, found)))
@@ -266,10 +288,8 @@ def main() -> None:
         for number, kill in enumerate(kills(options.kills, options.seed)):
             directory = folder / f"killed-{number}"
             note(killed(folder, directory, kill), left(directory))
-        chance = random.Random(options.seed)
-        for number in range(options.full_disks):
-            share = (number + chance.random()) / options.full_disks
-            note(*filled(folder, folder / f"disk-{number}", int(size * share)))
+        for number, kill in enumerate(disks(options.full_disks, options.seed)):
+            note(*filled(folder, folder / f"disk-{number}", kill))
     report(console, results)
 
 

@@ -69,7 +69,7 @@ def verify(directory: Path, settings: RunSettings, steps: int, say: Say) -> None
         elif last < settings.training.steps:
             _twice(replay, path, last, min(last + steps, settings.training.steps), say)
         else:
-            before = next((step for step in reversed(older) if _whole(older[step])), None)
+            before = next((step for step in reversed(older) if step >= changed and _whole(older[step])), None)
             if before is None:
                 raise UserError(
                     f"{directory}: has ended with one checkpoint, and no step before or behind it to do again; a "
