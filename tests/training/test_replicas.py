@@ -101,6 +101,15 @@ def test_each_part_has_dropout_of_its_own(make_trainer: MakeTrainer, make_model:
     assert losses[0] != losses[1]
 
 
+def test_copies_are_in_the_mode_of_the_model(make_trainer: MakeTrainer, make_model: MakeModel, batch: Batch) -> None:
+    trainer = make_trainer(model=make_model(0.5).eval(), replicas=2)
+    assert trainer.replicas is not None
+    for training in (True, False):
+        trainer.model.train(training)
+        modes = trainer.replicas.work(lambda model, part: model.training, [batch, batch])
+        assert modes == [training, training]
+
+
 def test_an_error_in_one_part_is_raised_and_leaves_no_gradient_of_the_others_copies(
     make_trainer: MakeTrainer, batch: Batch
 ) -> None:

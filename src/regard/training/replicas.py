@@ -50,6 +50,8 @@ class Replicas:
 
         An error of one of them is raised when all have ended.
         """
+        for copied in self.models[1:]:
+            copied.train(self.models[0].training)
         futures = [
             self._pool.submit(_draw_and_work, seed, work, model, part)
             for seed, model, part in zip(_seeds(parts), self.models, parts, strict=False)
