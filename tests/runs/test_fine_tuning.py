@@ -214,6 +214,19 @@ def test_the_optimizer_may_keep_what_it_remembers(tmp_path: Path, learned: Path,
     torch.testing.assert_close(kept[size:], first[size:])
 
 
+def test_a_head_for_another_question_has_nothing_to_remember(tmp_path: Path) -> None:
+    carry_out(tmp_path / "before", recipe(tmp_path, "masked-language-model"))
+    given = recipe(tmp_path, "text-classification")
+    values = {key: value for key, value in given.items() if key not in ("tokenizer", "model")}
+    asked = merge(values, {"initial": str(tmp_path / "before"), "initial_optimizer": "keep", "training": {"steps": 1}})
+    carry_out(tmp_path / "run", asked)
+    found = load_latest(tmp_path / "run" / "checkpoints")
+    assert found is not None
+    steps = {name.removeprefix("step."): int(value) for name, value in found[1].optimizer.items() if value.ndim == 0}
+    assert {value for name, value in steps.items() if name.startswith("head.")} == {1}
+    assert {value for name, value in steps.items() if not name.startswith("head.")} == {13}
+
+
 def test_with_all_of_it_a_run_is_repeated_to_the_byte(tmp_path: Path, learned: Path, values: Recipe) -> None:
     asked = on_top_of(learned, values, tmp_path, initial_optimizer="keep", extend_vocabulary=5)
     asked["data"]["mix"] = [{"source": str(tmp_path / "train.txt"), "weight": 0.3, "tag": "old"}]

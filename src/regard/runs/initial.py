@@ -148,14 +148,18 @@ def take_over_moments(model: nn.Module, optimizer: Optimizer, run: Run) -> None:
     if found is None:
         raise UserError(_nothing_to_keep(settings.initial))
     path, checkpoint = found
-    weights = dict(store.unwrap(model).named_parameters())
+    new_head = store.read_config(store.find(settings.initial)).head != getattr(model, "head_settings", None)
+    moments: dict[str, dict[str, Tensor]] = {}
     for key, value in checkpoint.optimizer.items():
         kind, _, name = key.partition(".")
-        if kind in NO_MOMENTS or (name.startswith(HEAD) and value.shape[:1] != weights[name].shape[:1]):
-            continue
+        if kind not in NO_MOMENTS and not (new_head and name.startswith(HEAD)):
+            moments.setdefault(name, {})[kind] = value
+    weights = dict(store.unwrap(model).named_parameters())
+    for name, remembered in moments.items():
         if name not in weights:
             raise UserError(f"{path}: remembers a weight {name}, which this model has not; leave out initial_optimizer")
-        optimizer.state[weights[name]][kind] = _filled_up(value, weights[name])
+        weight = weights[name]
+        optimizer.state[weight] = {kind: _filled_up(value, weight) for kind, value in remembered.items()}
 
 
 def _filled_up(moment: Tensor, weight: Tensor) -> Tensor:
