@@ -106,6 +106,19 @@ def test_show_prints_settings_that_can_be_given_back(capsys: pytest.CaptureFixtu
     assert "steps: 77" in again
 
 
+def test_what_follows_a_divergence_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["train", "--data.train.source", "/a", "--data.train.target", "/b", "--preset", "tiny", "--show"]
+    code, out, _ = status(capsys, *options, "--on-divergence", "lower-rate", "--training.precision", "float16")
+    assert not code
+    assert "  on_divergence: lower-rate\n" in out
+    assert "  precision: float16\n" in out
+    code, out, _ = status(capsys, *options)
+    assert "  on_divergence: stop\n" in out
+    code, _, err = status(capsys, *options, "--on-divergence", "hope")
+    assert code == 2
+    assert "lower-rate" in err
+
+
 def test_inspect_compares_with_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = status(capsys, "inspect", "paper-big")
     assert "214,245,376" in out

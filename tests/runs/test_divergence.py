@@ -166,7 +166,8 @@ def test_a_model_that_diverges_by_its_rate_is_saved_by_a_lower_one(tmp_path: Pat
     with pytest.raises(DivergenceError, match=r"^step \d+: the loss is (nan|inf)"):
         carry_out(tmp_path / "stop", values, Spoiler(99), schedule=schedule)
     directory = tmp_path / "lower"
-    said = carry_out(directory, values, Spoiler(99), schedule=schedule, on_divergence="lower-rate")
+    settings = {"schedule": schedule, "on_divergence": "lower-rate", "guard": {"rise": None}}  # it learns nothing
+    said = carry_out(directory, values, Spoiler(99), **settings)
     assert 1 <= sum("on from there at" in line for line in said) <= 5
     assert last_state(directory)["progress"]["step"] == 12
     assert last_state(directory)["recovery"]["rate"] < 1
@@ -209,6 +210,18 @@ def test_an_explosion_leads_back_to_before_it_began(tmp_path: Path, values: Reci
     assert 13 <= record["step"] <= 16
     assert last_state(directory)["recovery"]["step"] == record["step"]
     assert last_state(directory)["progress"]["step"] == 40
+
+
+def test_a_model_that_is_not_finite_is_not_exported(
+    tmp_path: Path, values: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one whose checkpoints an older release wrote; where others are left, one of them is the best."""
+    directory = tmp_path / "run"
+    alone = merge(values, {"checkpoints": {"keep_last": 1, "keep_best": 0}})
+    monkeypatch.setattr("regard.training.checkpoint.refuse_not_finite", lambda tensors, step: None)
+    with pytest.raises(JobError, match=r"^step 12: .*expand\.weight holds inf after this step; nothing was saved"):
+        carry_out(directory, alone, Spoiler(12, times=9))
+    assert not (directory / "model").exists()
 
 
 def test_where_no_good_checkpoint_is_left_that_is_said(tmp_path: Path, values: Recipe) -> None:

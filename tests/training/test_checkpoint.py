@@ -10,7 +10,8 @@ import os
 import pickle
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from regard.errors import JobError, UserError
 from regard.training import checkpoint as module
 from regard.training.checkpoint import (
     Checkpoint,
+    amend,
     average,
     checkpoints,
     load_checkpoint,
@@ -185,6 +187,45 @@ def test_a_planted_pickle_with_right_checksums_runs_nothing(filled: Path, tmp_pa
     with pytest.raises(UserError, match="pickle checkpoints are not read"):
         load_checkpoint(path.parent)
     assert not (tmp_path / "created").exists()
+
+
+def test_an_amended_checkpoint_has_the_new_state_and_all_else(filled: Path) -> None:
+    path = load_latest(filled)[0]  # type: ignore[index]
+    before = load_checkpoint(path)
+    amend(path, {"recovery": {"rate": 0.5}})
+    after = load_checkpoint(path)
+    assert after.state == before.state | {"recovery": {"rate": 0.5}}
+    assert number_of(after) == number_of(before)
+    assert sorted(each.name for each in path.iterdir()) == sorted(FILES)
+    for line in (path / "SHA256SUMS").read_text(encoding="utf-8").splitlines():
+        digest, name = line.split("  ")
+        assert hashlib.sha256((path / name).read_bytes()).hexdigest() == digest
+    assert len((path / "SHA256SUMS").read_text(encoding="utf-8").splitlines()) == 3
+
+
+@pytest.mark.parametrize("writes", [0, 1, 2])
+def test_a_kill_while_it_is_amended_leaves_it_whole(filled: Path, writes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = load_latest(filled)[0]  # type: ignore[index]
+    before = load_checkpoint(path).state
+    write, done = module.atomic_write, 0
+
+    @contextmanager
+    def killed(file: Path) -> Iterator[Any]:
+        nonlocal done
+        if done == writes:
+            raise KeyboardInterrupt
+        done += 1
+        with write(file) as stream:
+            yield stream
+
+    monkeypatch.setattr(module, "atomic_write", killed)
+    with pytest.raises(KeyboardInterrupt):
+        amend(path, {"recovery": {"rate": 0.5}})
+    state = load_checkpoint(path).state
+    assert state == (before if writes < 2 else before | {"recovery": {"rate": 0.5}})
+    monkeypatch.undo()
+    amend(path, {"recovery": {"rate": 0.25}})
+    assert load_checkpoint(path).state == before | {"recovery": {"rate": 0.25}}
 
 
 def test_pruning_keeps_what_it_is_told_and_clears_leftovers(filled: Path) -> None:

@@ -15,6 +15,7 @@ from regard.runs.card import Outcome, card
 from regard.runs.task import Task
 from regard.text.lines import write_lines
 from regard.training.checkpoint import Checkpoint, average, checkpoints, load_checkpoint
+from regard.training.guard import refuse_not_finite
 from regard.training.keeping import CheckpointKeeper
 from regard.training.trainer import Trainer
 from regard.training.validation import Validation, better
@@ -33,11 +34,15 @@ def export(task: Task, trainer: Trainer) -> dict[str, float]:
 
     The candidates are the best checkpoint and the average of the last ones (section 6.1). Adapters become part of the
     weights, and are also written by themselves. Returns the scores by name.
+
+    Raises:
+        JobError: there is no usable checkpoint, or a weight is not finite.
     """
     run = task.run
     chosen, validation = _choose(task, trainer)
     run.say(f"the model: {chosen}")
     model = store.unwrap(trainer.model).eval()
+    refuse_not_finite(store.parameters(model).items(), trainer.progress.step)
     if run.settings.adapters is not None:
         adapters.save(run.directory / "adapters", adapters.adapters(model, run.settings.adapters))
         adapters.merge(model)

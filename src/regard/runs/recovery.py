@@ -16,8 +16,8 @@ from regard.training.trainer import Trainer, TrainingSettings
 def go_back(folder: Path, settings: TrainingSettings, before: Recovery, error: DivergenceError, say: Say) -> Recovery:
     """Make the last good checkpoint in `folder` the newest one, and let it say what is tried from there on.
 
-    Later checkpoints, whose weights may be those of the divergence, are removed. Where there never was one, the run
-    begins anew. Returns what is tried.
+    Later checkpoints, whose weights may be those of the divergence, are removed. Where there never was a good one, the
+    run begins anew. Returns what is tried.
 
     Raises:
         DivergenceError: the settings say that a divergence ends the run.
@@ -33,7 +33,7 @@ def go_back(folder: Path, settings: TrainingSettings, before: Recovery, error: D
         ) from None
     there = checkpoints(folder)
     good = [step for step in there if step < error.since]
-    if there and not good:
+    if there and not good and error.since > 1:
         raise JobError(
             f"{happened}; it may have begun at step {error.since:,}, and no checkpoint from before is left to go back "
             "to. Begin anew with a lower training.schedule.peak_rate or more warmup_steps"

@@ -102,7 +102,7 @@ class LossWatch:
     (or 10 nats, an even guess among 22,000 tokens, where that is more).
     """
 
-    BEYOND, IN_A_ROW = 4, 5
+    BEYOND, IN_A_ROW, GUESS = 4, 5, 10.0
 
     def __init__(self, settings: GuardSettings) -> None:
         self._rise = settings.rise
@@ -110,6 +110,8 @@ class LossWatch:
         """The loss of the first step."""
         self._beyond = 0
         """How many of the last losses, in a row, were so many times that."""
+        self._sane = 1
+        """The last step whose loss was none that a guess would better."""
         self._recent: deque[float] = deque(maxlen=settings.window)
         self._first: float | None = None
         self._lowest: float | None = None
@@ -122,9 +124,12 @@ class LossWatch:
         self._begin = loss if self._begin is None else self._begin
         if self._rise is None:
             return
-        self._beyond = self._beyond + 1 if loss > self.BEYOND * max(self._begin, 10.0) else 0
+        guess = max(self._begin, self.GUESS)
+        self._sane = step if loss <= guess else self._sane
+        self._beyond = self._beyond + 1 if loss > self.BEYOND * guess else 0
         if self._beyond == self.IN_A_ROW:
-            raise self._exploded(step, f"it is {loss:.4g} nats a target, and was {self._begin:.3f} in the beginning")
+            how = f"it is {loss:.4g} nats a target, and was {self._begin:.3f} in the beginning"
+            raise self._exploded(step, how, since=self._sane)
         if len(self._recent) != self._recent.maxlen:
             return
         median = statistics.median(self._recent)
@@ -136,21 +141,23 @@ class LossWatch:
             self._calm = step
         if median > self._lowest + allowed:
             half = f"half of the last {len(self._recent)} steps had more than {median:.3f} nats a target"
-            raise self._exploded(step, f"{half}, where it had been {self._lowest:.3f}")
+            # When the median begins to rise, half of the window is high already.
+            since = max(self._calm - len(self._recent) // 2, 1)
+            raise self._exploded(step, f"{half}, where it had been {self._lowest:.3f}", since)
 
-    def _exploded(self, step: int, how: str) -> DivergenceError:
+    def _exploded(self, step: int, how: str, since: int) -> DivergenceError:
         what = f"the loss has exploded: {how}; the weights were left as they were"
-        # When the median begins to rise, half of the window is high already.
-        return DivergenceError(step, "the loss", what, max(self._calm - len(self._recent) // 2, 1))
+        return DivergenceError(step, "the loss", what, since)
 
     def state(self) -> dict[str, Any]:
         medians = {"first": self._first, "lowest": self._lowest, "calm": self._calm}
-        return {"recent": [*self._recent], "begin": self._begin, "beyond": self._beyond, **medians}
+        single = {"begin": self._begin, "beyond": self._beyond, "sane": self._sane}
+        return {"recent": [*self._recent], **single, **medians}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._recent.clear()
         self._recent.extend(state["recent"])
-        self._begin, self._beyond = state["begin"], state["beyond"]
+        self._begin, self._beyond, self._sane = state["begin"], state["beyond"], state["sane"]
         self._first, self._lowest, self._calm = state["first"], state["lowest"], state["calm"]
 
 
