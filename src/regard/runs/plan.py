@@ -78,6 +78,8 @@ class Look:
     """Seconds that preparing the text took."""
     peak: int
     """Bytes that were held at most meanwhile, where the run computes."""
+    left: int
+    """Of these, bytes that the process goes on to hold."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,10 @@ class Plan:
     @property
     def peaks(self) -> dict[str, int]:
         """Bytes held at most, by stage."""
-        before = {"preparation": self.look.peak} if self.directory is None else {}
-        return before | self.rehearsal.peaks
+        if self.directory is not None:
+            return self.rehearsal.peaks
+        later = {stage: self.look.left + peak for stage, peak in self.rehearsal.peaks.items()}
+        return {"preparation": self.look.peak, **later}
 
     @property
     def peak(self) -> int:
@@ -186,15 +190,15 @@ def _look(job: Job, parts: Parts, tell: Tell) -> Look:
     """In a process of its own: prepare the text, count, and refuse what cannot fit."""
     tell("stage", "preparation")
     clock = time.process_time if job.clock == "cpu" else time.perf_counter
-    begin = clock()
-    task = prepare(job.run(tell))
     device = choose_device(job.settings.training.device)
-    spent, peak = clock() - begin, memory.held_on(device).peak
+    begin, before = clock(), memory.held_on(device).now
+    task = prepare(job.run(tell))
+    spent, held = clock() - begin, memory.held_on(device)
     refuse_hopeless(task, device, job.spare)
     tell("stage", "training")
     trainer = build_trainer(task, build_model(task), TerminalView())
     needed = expect(task, trainer, job.spare)
-    return Look(overview(task), parts(store.unwrap(trainer.model)), needed, spent, peak)
+    return Look(overview(task), parts(store.unwrap(trainer.model)), needed, spent, held.peak, held.now - before)
 
 
 def _try(job: Job, scratch: Path, seconds: float, started: float, tell: Tell) -> tuple[Rehearsal, int]:
