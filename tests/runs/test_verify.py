@@ -40,7 +40,7 @@ def contents(directory: Path) -> dict[str, tuple[int, bytes]]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 12 steps with checkpoints after 4, 8 and 12, every kind of dropout in it."""
     folder = tmp_path_factory.mktemp("finished")
-    values = recipe(folder, "translation")
+    values = recipe(folder, "language-model")
     values["model"] |= {"attention_dropout": 0.1, "activation_dropout": 0.1, "layer_dropout": 0.3}
     carry_out(folder / "run", values, validation={"patience": 50})
     return folder / "run"
@@ -57,11 +57,13 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize(("task", "precision"), [*((task, "float32") for task in TASKS), (TASKS[0], "bfloat16")])
+@pytest.mark.parametrize(("task", "precision"), [*((task, "float32") for task in TASKS), (TASKS[1], "bfloat16")])
 def test_a_run_of_any_task_is_met_again(tmp_path: Path, task: str, precision: str) -> None:
     """Killed in the middle of an epoch, with two batches a step."""
     values = recipe(tmp_path, task)
     values["model"] |= {"attention_dropout": 0.1, "layer_dropout": 0.2}
+    if task == "translation":
+        values["search"] = {"beam": 1, "extra_tokens": 2}
     directory = tmp_path / "run"
     with pytest.raises(BaseException, match=r"^$"):
         carry_out(directory, values, kill=10, training={"precision": precision}, checkpoints={"every": 3})
@@ -133,7 +135,7 @@ def in_progress(**changes: int) -> Callable[[Checkpoint], Checkpoint]:
     [
         (12, in_bias(0.25), rf"step 12: {BIAS} is not.* is 0.25, in {BIAS}"),
         (8, in_bias(0.25), rf"step 8: {BIAS} is not what the run wrote in .*8"),
-        (12, in_optimizer("exp_avg_sq.output", lambda old: old + 2.0), r"step 12: exp_avg_sq.output is not.* is 2, in"),
+        (12, in_optimizer(f"exp_avg_sq.{BIAS}", lambda old: old + 2.0), rf"12: exp_avg_sq.{BIAS} is not.* is 2, in"),
         (12, in_optimizer("random.cpu", lambda old: old.flip(0)), r"step 12: random.cpu is not"),
         (12, in_progress(batch=77), r"step 12: progress.batch is not"),
         (4, in_optimizer("random.cpu", lambda _: torch.get_rng_state()), r"step 8: .* is not .*largest difference is"),
