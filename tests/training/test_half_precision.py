@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from regard.model.transformer import EncoderDecoder
 from regard.training.checkpoint import load_latest
 from regard.training.guard import DivergenceError
 from regard.training.keeping import CheckpointKeeper, CheckpointSettings
-from regard.training.logs import Averages
+from regard.training.logs import Averages, MetricsLog
 from regard.training.loss import LossSums
 from regard.training.trainer import Listening, StepReport, Trainer
 
@@ -96,6 +97,24 @@ def test_an_overflow_skips_the_step_and_halves_the_scale(make_trainer: MakeTrain
     for report in (*reports, third):
         averages.add(report)
     assert averages.take()["gradient_norm"] == third.gradient_norm
+
+
+def test_skipped_steps_are_counted_in_the_metrics(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    make_overflowing(make_trainer, above=2.0**14, listeners=[MetricsLog(tmp_path, every=5)]).train()
+    make_trainer([MetricsLog(tmp_path / "plain", every=5)], precision="float16").train()
+    for folder, counts in ((tmp_path, [2, 2, 2, 2]), (tmp_path / "plain", [None] * 4)):
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        assert [json.loads(line).get("skipped_steps") for line in lines] == counts
+        assert all(json.loads(line)["gradient_norm"] > 0 for line in lines)
+
+
+def test_replicas_share_the_scale(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, batches: Batches) -> None:
+    monkeypatch.setattr("regard.training.replicas.FEWEST_TOKENS", 4)
+    alone, together = make_trainer(precision="float16"), make_trainer(precision="float16", replicas=2)
+    window = list(batches.epoch(0))
+    one, other = alone.step(window), together.step(window)
+    assert other.gradient_norm == pytest.approx(one.gradient_norm, rel=1e-2)
+    assert other.loss == pytest.approx(one.loss, rel=1e-3)
 
 
 def test_an_overflow_that_no_scale_helps_is_a_divergence(make_trainer: MakeTrainer) -> None:

@@ -60,6 +60,7 @@ class Passes:
         self._replicas = replicas
         self._precision = precision
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "float16")
+        self.scaler.scale(torch.zeros((), device=device))  # makes its state now, not in several threads at once
 
     def precision(self) -> AbstractContextManager[Any]:
         """The context in which the model computes."""
