@@ -187,7 +187,9 @@ class _Stages:
         search = self.task.searches("dev")
         early = None
         if search is not None:
-            beside, early = self._translating(model, search)
+            beside = self._translating(model, search, learned=True)
+            first = min(self.task.run.settings.validation.every, self.trainer.settings.steps)
+            early = self._translating(model, search, learned=False) if first < self.found.early else None
         elif self.loss > self.limit and self.task.metrics != ("loss",):
             beside = self.loss  # labels are told by a second pass over all
         else:
@@ -228,8 +230,8 @@ class _Stages:
             return
         search = self.task.searches("test")
         if search is not None:
-            learned, early = self._translating(model, search)
-            self.found.test = learned if self.trainer.settings.steps >= self.found.early else early
+            learned = self.trainer.settings.steps >= self.found.early
+            self.found.test = self._translating(model, search, learned)
             return
         dev = self.task.run.corpus.dev
         share = files.source.stat().st_size / dev.source.stat().st_size if dev is not None else 1.0
@@ -256,25 +258,21 @@ class _Stages:
                 done += sizes[k]
         return spent / done * sum(sizes)
 
-    def _translating(self, model: nn.Module, search: Search) -> tuple[float, float]:
-        """How long a search takes when each output is as long as its reference, and when each goes on to its limit.
-
-        What has learned little ends too late or too early, so the first is what is tried.
-        """
+    def _translating(self, model: nn.Module, search: Search, learned: bool) -> float:
+        """How long a search takes when each output is as long as its reference, or when each goes on to its limit."""
         inner: Any = store.unwrap(model)
         tokenizers = TokenizerPair.load(self.task.run.directory)
         planned = search_batches(inner, tokenizers, search)
-        work = [_work([row.size for row in batch], search.settings.beam) for batch in planned]
-        most = [_work([row.limit for row in batch], search.settings.beam) for batch in planned]
+        sizes = [[row.size if learned else row.limit for row in batch] for batch in planned]
+        work = [sum(each) * search.settings.beam + max(each) * OVERHEAD_ROWS for each in sizes]
         spent, done = 0.0, 0
         for place, k in enumerate(_largest_then_random(work)):
             if place and spent >= self.limit:
                 break
-            spent += self._seconds(partial(_search, inner, tokenizers, planned[k], search))
+            spent += self._seconds(partial(_search, inner, tokenizers, planned[k], sizes[k], search))
             done += work[k]
-        unit = spent / done if done else 0.0
-        scoring = self._seconds(lambda: search.score(search.references))
-        return unit * sum(work) + scoring, unit * sum(most) + scoring
+        decoding = spent / done * sum(work) if done else 0.0
+        return decoding + self._seconds(lambda: search.score(search.references))
 
     def _seconds(self, action: Callable[[], object]) -> float:
         begin = self.clock()
@@ -311,20 +309,15 @@ def search_batches(model: Any, tokenizers: TokenizerPair, search: Search) -> lis
     return planned
 
 
-def _work(limits: list[int], beam: int) -> int:
-    """What a search costs that ends each output at its limit, in rows of one step."""
-    return sum(limits) * beam + max(limits) * OVERHEAD_ROWS
-
-
-def _search(model: Any, tokenizers: TokenizerPair, batch: list[Row], search: Search) -> None:
-    """Search for outputs as long as the references: the end is forbidden."""
+def _search(model: Any, tokenizers: TokenizerPair, batch: list[Row], sizes: list[int], search: Search) -> None:
+    """Search for outputs of these sizes: the end is forbidden."""
     device = next(model.parameters()).device
     *forced, begin = tokenizers.target_begin
     banned = [*tokenizers.target.forbidden, tokenizers.target_end]
     decoder = CachedDecoder(model, *pad_sources(tokenizers, [row.source for row in batch], device), forced)
     beam_search(
         decoder,
-        [row.size for row in batch],
+        sizes,
         search.settings,
         begin=begin,
         end=tokenizers.target_end,
