@@ -53,7 +53,7 @@ Clock = Literal["wall", "cpu"]
 """cpu: what this process itself spends, on whatever else the machine is busy with; for measurements with one thread."""
 
 LEARNED = 400_000
-"""After about so many target tokens a model knows when to end; before, a search goes on to its limit."""
+"""After about so many target tokens a model knows when to end; before, it often goes on to the limit of a search."""
 
 OVERHEAD_ROWS = 16
 """A step of decoding takes as long, before it looks at any row, as so many rows."""
@@ -259,7 +259,7 @@ class _Stages:
         return spent / done * sum(sizes)
 
     def _translating(self, model: nn.Module, search: Search, learned: bool) -> float:
-        """How long a search takes when each output is as long as its reference, or when each goes on to its limit."""
+        """How long a search takes: by what the model says now, or with each output as long as its reference."""
         inner: Any = store.unwrap(model)
         tokenizers = TokenizerPair.load(self.task.run.directory)
         planned = search_batches(inner, tokenizers, search)
@@ -269,7 +269,7 @@ class _Stages:
         for place, k in enumerate(_largest_then_random(work)):
             if place and spent >= self.limit:
                 break
-            spent += self._seconds(partial(_search, inner, tokenizers, planned[k], sizes[k], search))
+            spent += self._seconds(partial(_search, inner, tokenizers, planned[k], sizes[k], search, learned))
             done += work[k]
         decoding = spent / done * sum(work) if done else 0.0
         return decoding + self._seconds(lambda: search.score(search.references))
@@ -309,15 +309,17 @@ def search_batches(model: Any, tokenizers: TokenizerPair, search: Search) -> lis
     return planned
 
 
-def _search(model: Any, tokenizers: TokenizerPair, batch: list[Row], sizes: list[int], search: Search) -> None:
-    """Search for outputs of these sizes: the end is forbidden."""
+def _search(
+    model: Any, tokenizers: TokenizerPair, batch: list[Row], limits: list[int], search: Search, endless: bool
+) -> None:
+    """Search for outputs within these limits; `endless` ones go on to them, as they may not end."""
     device = next(model.parameters()).device
     *forced, begin = tokenizers.target_begin
-    banned = [*tokenizers.target.forbidden, tokenizers.target_end]
+    banned = [*tokenizers.target.forbidden, *([tokenizers.target_end] if endless else [])]
     decoder = CachedDecoder(model, *pad_sources(tokenizers, [row.source for row in batch], device), forced)
     beam_search(
         decoder,
-        sizes,
+        limits,
         search.settings,
         begin=begin,
         end=tokenizers.target_end,
