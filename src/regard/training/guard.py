@@ -33,7 +33,7 @@ class GuardSettings(Settings):
 
     rise: float | None = Field(1.0, gt=0, allow_inf_nan=False)
     """A median loss this many nats a target above the lowest one, and half of the way back to the first one, has
-    exploded; unset: only what is not finite counts as diverged."""
+    exploded; so have five losses in a row above four times the first. Unset: only what is not finite has diverged."""
     window: int = Field(100, gt=0, le=2**16)
     """Steps that each median is of."""
     attempts: int = Field(5, gt=0)
