@@ -175,7 +175,7 @@ def test_validating_does_not_change_the_training(make_trainer: MakeTrainer, batc
 
 def test_every_metric_has_a_direction() -> None:
     assert set(DIRECTIONS) == set(get_args(Metric))
-    assert {metric for metric, direction in DIRECTIONS.items() if direction == -1} == {"loss"}
+    assert {metric for metric, direction in DIRECTIONS.items() if direction == -1} == {"loss", "edit"}
 
 
 @pytest.mark.parametrize(("metric", "lower", "higher"), [("loss", 1, 2), ("accuracy", 50, 60), ("macro_f1", 1, 2)])
