@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ def test_a_footprint_is_the_most_of_all_stages() -> None:
     assert small.least == 100 + 2 * 80 + 40 + 40  # writing one
     large = Footprint(held=100, weights=40, moments=80, gradients=40, batch=1000, spread=2.0, workspace=5)
     assert large.peak == 100 + 80 + 2000 + 5
+    assert replace(large, copies=7.0).peak == large.peak + 7 * 40
     accumulated = Footprint(held=100, weights=40, moments=80, gradients=40, batch=1000, accumulates=True)
     assert accumulated.peak == 100 + 80 + 1000 + 40
     assert large.without_batch == small.peak + 5

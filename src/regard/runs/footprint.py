@@ -26,7 +26,7 @@ PROBED_WIDTH = 64
 SAMPLED = 256
 """So many batches of an epoch, which are in random order, stand for all."""
 
-WORKSPACE = 55 * 2**20
+WORKSPACE = 20 * 2**20
 """What the libraries beneath take for themselves at the first step: code and buffers."""
 
 SPREAD = {"cpu": 1.9}
@@ -35,6 +35,9 @@ lies between tensors. Measured (benchmarks/results/0.3.0.md)."""
 
 SPREAD_ELSEWHERE = 1.2
 """The same for devices whose memory torch manages itself."""
+
+COPIES = {"cpu": 7.0}
+"""Copies of the weights that find no room in what steps have freed, when checkpoints are written, read and averaged."""
 
 
 class Shape(NamedTuple):
@@ -94,6 +97,8 @@ class Footprint:
     spread: float = 1.0
     """Memory that a byte of a batch takes."""
     workspace: int = 0
+    copies: float = 0.0
+    """Copies of the weights that find no room in what steps have freed."""
 
     @property
     def least(self) -> float:
@@ -103,7 +108,8 @@ class Footprint:
     @property
     def peak(self) -> float:
         """What the run is expected to hold at most."""
-        return max(self._training(self.spread * self.batch), self._saving, self._averaging) + self.workspace
+        most = max(self._training(self.spread * self.batch), self._saving, self._averaging)
+        return most + self.workspace + self.copies * self.weights
 
     @property
     def without_batch(self) -> float:
@@ -162,6 +168,7 @@ def footprint(trainer: Trainer, kept: Kept, sizes: list[Shape]) -> Footprint:
         goes_on=bool(trainer.optimizer.state),
         spread=SPREAD.get(device, SPREAD_ELSEWHERE),
         workspace=WORKSPACE,
+        copies=COPIES.get(device, 0.0),
     )
 
 
