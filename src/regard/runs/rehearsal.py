@@ -19,9 +19,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
+from regard.data.feed import AnyBatch
 from regard.model import adapters, store
 from regard.pipelines import write_directory
 from regard.runs import memory
+from regard.runs.fitting import expect
 from regard.runs.footprint import shape, shapes
 from regard.runs.run import begin
 from regard.runs.task import Run, Search, Task
@@ -113,6 +115,7 @@ def rehearse(
     enter("start")
     task = TASKS[settings.task](_linked(run, scratch))
     trainer, _ = begin(task, TerminalView())
+    expect(task, trainer)  # as the run does, which leaves its traces in memory
     found.first_step = trainer.progress.step
     found.start = time.process_time() if clock == "cpu" else time.time() - started
     found.peaks["start"] = memory.held_on(trainer.device).peak
@@ -142,6 +145,8 @@ class _Stages:
         self.seconds = seconds
         self.limit = SHARE * seconds
         """Seconds for each other stage."""
+        self.largest: list[AnyBatch] = []
+        """The batches of the largest update."""
         self.loss = 0.0
         """Seconds that the loss of all validation text takes."""
         self.in_order = {
@@ -162,9 +167,9 @@ class _Stages:
         sizes = shapes(trainer, epoch)
         mean = sum(size.positions for size in sizes) / len(sizes)
         stream = chain.from_iterable(map(trainer.batches.epoch, count(epoch)))
-        for k in sorted(range(len(sizes)), key=lambda k: -sizes[k].positions)[:2]:
-            largest = chain(trainer.batches.epoch(epoch, k), stream)
-            trainer.step(list(islice(largest, accumulate)))
+        for k in sorted(range(len(sizes)), key=lambda k: sizes[k].positions)[-2:]:
+            self.largest = list(islice(chain(trainer.batches.epoch(epoch, k), stream), accumulate))
+            trainer.step(self.largest)
         stream = chain.from_iterable(map(trainer.batches.epoch, count(epoch)))
         before = trainer.progress.source_tokens, trainer.progress.target_tokens
         positions, begin, spent = 0.0, self.clock(), 0.0
@@ -199,9 +204,10 @@ class _Stages:
         model.train()
 
     def save(self) -> None:
-        """Two checkpoints; the first one also warms the disk."""
+        """Two checkpoints, of which the first also warms the disk, and a step between them: memory is in pieces then."""
         folder = self.task.run.directory / SAVED
         save_checkpoint(folder, 1, self.trainer.checkpoint())
+        self.trainer.step(self.largest)
         self.found.checkpoint = self._seconds(lambda: save_checkpoint(folder, 2, self.trainer.checkpoint()))
 
     def finish(self) -> None:
