@@ -23,7 +23,7 @@ from regard.data.feed import AnyBatch
 from regard.model import adapters, store
 from regard.pipelines import write_directory
 from regard.runs import memory
-from regard.runs.fitting import expect
+from regard.runs.footprint import count as count_kept
 from regard.runs.footprint import shape, shapes
 from regard.runs.run import begin
 from regard.runs.task import Run, Search, Task
@@ -115,7 +115,7 @@ def rehearse(
     enter("start")
     task = TASKS[settings.task](_linked(run, scratch))
     trainer, _ = begin(task, TerminalView())
-    expect(task, trainer)  # as the run does, which leaves its traces in memory
+    count_kept(trainer)  # as the run does, which leaves its traces in memory
     found.first_step = trainer.progress.step
     found.start = time.process_time() if clock == "cpu" else time.time() - started
     found.peaks["start"] = memory.held_on(trainer.device).peak
@@ -204,7 +204,7 @@ class _Stages:
         model.train()
 
     def save(self) -> None:
-        """Two checkpoints, of which the first also warms the disk, and a step between them: memory is in pieces then."""
+        """Two checkpoints, the first of which warms the disk, and a step between them: memory is in pieces then."""
         folder = self.task.run.directory / SAVED
         save_checkpoint(folder, 1, self.trainer.checkpoint())
         self.trainer.step(self.largest)
