@@ -22,22 +22,18 @@ from rich.console import Console
 from rich.table import Table
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "multi30k-hour.yaml"
-MUON = ("--training.optimizer.kind", "muon", "--training.schedule.peak_rate", "0.003")
-SUBWORDS = ("--data.subword-dropout", "0.1")
 OPTIONS: dict[str, tuple[str, ...]] = {
     "plain": (),
-    "muon": MUON,
+    "adam": ("--training.optimizer.kind", "adamw", "--training.schedule.peak_rate", "0.005"),
     "r-drop": ("--training.r-drop", "5"),
     "ema": ("--training.ema", "0.998"),
-    "subword dropout": SUBWORDS,
+    "subword dropout": ("--data.subword-dropout", "0.1"),
     "attention dropout": ("--model.attention-dropout", "0.1"),
     "activation dropout": ("--model.activation-dropout", "0.1"),
     "layer dropout": ("--model.layer-dropout", "0.1"),
     "weight decay": ("--training.optimizer.weight-decay", "0.01"),
-    "4,000 pieces": ("--tokenizer.size", "4000"),
-    "4,000 pieces, muon": (*MUON, "--tokenizer.size", "4000"),
-    "4,000 pieces, muon, subword dropout": (*MUON, *SUBWORDS, "--tokenizer.size", "4000"),
-    "4,000 pieces, muon, r-drop": (*MUON, "--tokenizer.size", "4000", "--training.r-drop", "5"),
+    "6,000 pieces": ("--tokenizer.size", "6000"),
+    "r-drop, subword dropout": ("--training.r-drop", "5", "--data.subword-dropout", "0.1"),
 }
 
 

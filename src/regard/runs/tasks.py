@@ -98,7 +98,8 @@ def choices(values: Mapping[str, Any], size: int) -> dict[str, Any]:
     if initial is None:
         return chosen
     kept = {section: chosen[section] for section in chosen.keys() - {"preset", "model"}}
-    return merge(kept, {"training": {"schedule": {"peak_rate": TUNING_RATE / initial.model.d_model}}})
+    tuning = {"schedule": {"peak_rate": TUNING_RATE / initial.model.d_model}, "optimizer": {"kind": "adamw"}}
+    return merge(kept, {"training": tuning})
 
 
 def _refuse_foreign(task: type[Task], values: Mapping[str, Any], origin: str) -> None:

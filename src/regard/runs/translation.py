@@ -94,7 +94,8 @@ class Translation(Task):
                 "preset": "tiny",
                 "model": {"dropout": 0.2},
                 "batches": {"tokens": 2_000},
-                "training": _schedule("linear", 0.005, 300) | {"steps": steps, "clip_norm": 1.0},
+                "training": _schedule("linear", 0.006, 300)
+                | {"optimizer": {"kind": "muon"}, "steps": steps, "clip_norm": 1.0},
                 "validation": {"every": max(steps // 8, 1)},
             }
         if size < 1_000_000:
