@@ -124,7 +124,7 @@ def test_interrupted_it_goes_on_and_gives_the_same(
         calls.append(given)
         if len(calls) == 4:
             raise KeyboardInterrupt
-        return draw(*given)  # type: ignore[arg-type]
+        return draw(*given)
 
     monkeypatch.setattr(engine, "_draw", interrupted)
     assert run(*words, "--out", tmp_path / "pairs")[0] == 130

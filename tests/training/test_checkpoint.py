@@ -190,7 +190,9 @@ def test_a_planted_pickle_with_right_checksums_runs_nothing(filled: Path, tmp_pa
 
 
 def test_an_amended_checkpoint_has_the_new_state_and_all_else(filled: Path) -> None:
-    path = load_latest(filled)[0]  # type: ignore[index]
+    found = load_latest(filled)
+    assert found is not None
+    path = found[0]
     before = load_checkpoint(path)
     amend(path, {"recovery": {"rate": 0.5}})
     after = load_checkpoint(path)
@@ -205,7 +207,9 @@ def test_an_amended_checkpoint_has_the_new_state_and_all_else(filled: Path) -> N
 
 @pytest.mark.parametrize("writes", [0, 1, 2])
 def test_a_kill_while_it_is_amended_leaves_it_whole(filled: Path, writes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = load_latest(filled)[0]  # type: ignore[index]
+    found = load_latest(filled)
+    assert found is not None
+    path = found[0]
     before = load_checkpoint(path).state
     write, done = module.atomic_write, 0
 

@@ -119,9 +119,9 @@ def test_a_bad_value_between_modules_is_named_by_the_module_that_reads_it(make_t
     assert isinstance(model, EncoderDecoder)
 
     def spoil() -> None:
-        attend = model.decoder[0].memory_attention._attend  # type: ignore[union-attr]
-        bad = lambda query, *rest: attend(query * math.nan, *rest)  # noqa: E731
-        model.decoder[0].memory_attention._attend = bad  # type: ignore[union-attr, assignment]
+        attention = model.decoder[0].get_submodule("memory_attention")
+        attend = attention._attend
+        attention._attend = lambda query, *rest: attend(query * math.nan, *rest)
 
     at_step(trainer, 2, spoil)
     expected = "the input of decoder.0.memory_attention.out_projection (layer 1 of the decoder) (nan)"
