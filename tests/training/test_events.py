@@ -53,11 +53,10 @@ def test_a_killed_process_has_written_all_and_a_record_cut_short_is_passed_over(
 def test_a_full_disk_is_a_failed_job_and_no_traceback_of_a_thread(
     make_trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    class Full(events.RecordWriter):  # type: ignore[misc]
-        def flush(self) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def flush(_writer: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(events, "RecordWriter", Full)
+    monkeypatch.setattr(events.RecordWriter, "flush", flush)
     trainer: Trainer = make_trainer([MetricsLog(tmp_path, every=1)], steps=1)
     with pytest.raises(JobError, match=r"tensorboard: cannot be written: No space left.*make room and train again"):
         trainer.train()

@@ -56,7 +56,7 @@ def test_float16_computes_in_half_precision_what_float32_does(make_trainer: Make
     exact, half = make_trainer(), make_trainer(precision="float16")
     dtypes: set[torch.dtype] = set()
     assert isinstance(half.model, EncoderDecoder)
-    expand: Any = half.model.encoder[0].feed_forward.expand  # type: ignore[union-attr]
+    expand = half.model.encoder.get_submodule("0.feed_forward.expand")
     expand.register_forward_hook(lambda module, inputs, output: dtypes.add(output.dtype))
     window = list(batches.epoch(0))
     one, other = exact.step(window), half.step(window)

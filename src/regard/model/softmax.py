@@ -36,6 +36,7 @@ class _ShortSoftmax(torch.autograd.Function):
 def softmax(x: Tensor) -> Tensor:
     """Softmax over the last dimension."""
     if x.device.type == "cpu" and 0 < x.shape[-1] < VECTOR and x.dtype == torch.float32:
-        p: Tensor = _ShortSoftmax.apply(x)  # type: ignore[no-untyped-call]
+        function: type[torch.autograd.Function] = _ShortSoftmax
+        p: Tensor = function.apply(x)
         return p
     return x.softmax(dim=-1)

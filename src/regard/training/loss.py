@@ -26,6 +26,7 @@ from regard.data.masking import MaskedBatch
 from regard.data.packing import PackedBatch
 from regard.model.settings import ModelSettings
 from regard.model.transformer import BidirectionalEncoder, CausalDecoder, EncoderDecoder
+from regard.training.by_hand import by_hand
 from regard.training.r_drop import fused_r_drop, readings, reference_r_drop
 
 CHUNK_BYTES = 16 * 2**20
@@ -82,15 +83,7 @@ def cross_entropy(
     hidden_ND: Float[Tensor, "N D"], weight_VD: Float[Tensor, "V D"], targets_N: Int[Tensor, " N"], smoothing: float
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """The same without ever holding all N x V logits: each chunk's gradient is made beside its loss."""
-    device = hidden_ND.device.type
-    if torch.is_autocast_enabled(device):
-        hidden_ND = hidden_ND.to(torch.get_autocast_dtype(device))
-    learning = torch.is_grad_enabled()  # inside of an autograd function it is always off
-    with torch.autocast(device, enabled=False):
-        loss, nll = _FusedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-            hidden_ND, weight_VD, targets_N, smoothing, learning
-        )
-    return loss, nll
+    return by_hand(_FusedCrossEntropy, hidden_ND, weight_VD, targets_N, smoothing)
 
 
 class _FusedCrossEntropy(torch.autograd.Function):

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.data.feed import TensorBatch
+from regard.training.by_hand import by_hand
 
 CHUNK_BYTES = 4 * 2**20
 """Of the logits of each reading, so much is made at a time: less than in `loss.py`, as more stands beside it."""
@@ -70,15 +71,7 @@ def fused_r_drop(
     alpha: float,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """The same of logits h W^T that are never held all at once: each chunk's gradient is made beside its loss."""
-    device = hidden_MD.device.type
-    if torch.is_autocast_enabled(device):
-        hidden_MD = hidden_MD.to(torch.get_autocast_dtype(device))
-    learning = torch.is_grad_enabled()  # inside of an autograd function it is always off
-    with torch.autocast(device, enabled=False):
-        loss, nll = _FusedRDrop.apply(  # type: ignore[no-untyped-call]
-            hidden_MD, weight_VD, targets_M, smoothing, alpha, learning
-        )
-    return loss, nll
+    return by_hand(_FusedRDrop, hidden_MD, weight_VD, targets_M, smoothing, alpha)
 
 
 class _FusedRDrop(torch.autograd.Function):
