@@ -18,6 +18,10 @@ class SearchSettings(Settings):
     """Length penalty: hypotheses are ranked by log-probability / ((5 + tokens) / 6)^alpha (Wu et al. 2016)."""
     extra_tokens: int = Field(50, ge=1)
     """An output has at most so many tokens more than its source."""
+    min_tokens: int = Field(0, ge=0)
+    """The end may not come before so many."""
+    no_repeat: int = Field(0, ge=0)
+    """No so many tokens in a row occur twice; 0: no such rule."""
     nbest: int = Field(1, ge=1)
     """Hypotheses returned, best first."""
     batch_tokens: int = Field(4096, ge=1)
