@@ -17,7 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import JobError, UserError
-from regard.text.lines import atomic_write, encode_line, read_lines, read_pairs, read_stream, read_tsv, write_lines
+from regard.text.lines import (
+    atomic_write,
+    count_lines,
+    encode_line,
+    read_lines,
+    read_pairs,
+    read_stream,
+    read_tsv,
+    write_lines,
+)
 
 # Everything but LF at which str.splitlines, codecs or universal newlines end a line.
 PYTHON_LINE_ENDS = ["\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029", "\r"]
@@ -55,6 +64,16 @@ def test_only_a_line_feed_ends_a_line(tmp_path: Path, character: str) -> None:
 def test_lines_of_a_file(tmp_path: Path, content: bytes, lines: list[str]) -> None:
     assert list(read_lines(file_of(tmp_path, content))) == lines
     assert list(read_lines(file_of(tmp_path, gzip.compress(content)))) == lines
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"a", b"a\nb\n", b"\xff\xfe\n\0\nc", b"a\r\nb\x85c\r"])
+def test_lines_are_counted_as_they_are_read_and_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    plain, packed = file_of(tmp_path, content), file_of(tmp_path, gzip.compress(content), "packed")
+    assert count_lines(plain) == count_lines(packed)
+    assert not caplog.messages
+    assert count_lines(plain) == len(list(read_lines(plain, bad="replace")))
 
 
 def test_gzip_is_told_by_content_and_may_have_several_members(tmp_path: Path) -> None:
@@ -130,8 +149,9 @@ def test_a_byte_order_mark_is_skipped_aloud_and_only_at_the_start(
 def test_a_cut_off_gzip_file_is_reported(tmp_path: Path, kept: int) -> None:
     packed = gzip.compress("\n".join(map(str, range(1000))).encode())
     path = file_of(tmp_path, packed[:kept])
-    with pytest.raises(UserError, match="damaged or cut off"):
-        list(read_lines(path))
+    for read in (count_lines, lambda path: list(read_lines(path))):
+        with pytest.raises(UserError, match="damaged or cut off"):
+            read(path)
 
 
 def test_gzip_with_flipped_bytes_is_reported(tmp_path: Path) -> None:

@@ -49,13 +49,29 @@ def read_lines(path: Path | str, bad: Literal["error", "replace"] = "error") -> 
     Raises:
         UserError: on the first step if the file cannot be opened, later for bad bytes or a cut-off gzip file.
     """
+    with _bytes_of(path) as stream:
+        yield from read_stream(stream, str(path), bad)
+
+
+def count_lines(path: Path | str) -> int:
+    """How many lines `read_lines` gives; what stands in them is not looked at.
+
+    Raises:
+        UserError: the file cannot be read, or is a gzip file that is cut off.
+    """
+    with _bytes_of(path) as stream:
+        return sum(1 for _ in stream)
+
+
+@contextmanager
+def _bytes_of(path: Path | str) -> Iterator[Iterable[bytes]]:
     try:
         with Path(path).open("rb") as file:
             if file.peek(2)[:2] == _GZIP_MAGIC:
                 with gzip.open(file) as unpacked:
-                    yield from read_stream(unpacked, str(path), bad)
+                    yield unpacked
             else:
-                yield from read_stream(file, str(path), bad)
+                yield file
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path}: the gzip file is damaged or cut off ({error}); copy or pack it again") from None
     except OSError as error:
