@@ -184,6 +184,7 @@ def _write(
     """Make a pair of each line, from where an earlier sitting of the same job stopped."""
     from regard.cli.bulk import load_for_bulk
     from regard.data.growing import growing_pairs
+    from regard.pipelines.directory import fingerprint
     from regard.search.engine import WINDOW
 
     translator = load_for_bulk(model, device)
@@ -192,7 +193,7 @@ def _write(
     for line in lines():
         digest.update(f"{line!r}\n".encode())
         total += 1
-    with growing_pairs(out, {**job, "model": _fingerprint(model), "text": digest.hexdigest()}) as writer:
+    with growing_pairs(out, {**job, "model": fingerprint(model), "text": digest.hexdigest()}) as writer:
         if writer.made.read:
             print(f"going on after line {writer.made.read:,} of {total:,}")
         with progress("translating") as show:
@@ -204,16 +205,3 @@ def _write(
         if not writer.made.written:
             raise UserError(f"{out}: not written, for no line gave a pair ({writer.made})")
     print(f"{out}: {writer.made}")
-
-
-def _fingerprint(model: Path) -> str:
-    """Of all that decides what a model says."""
-    from regard.model import store
-
-    directory = store.find(model)
-    digest = hashlib.sha256()
-    for path in sorted(directory.iterdir()):
-        if path.suffix in (".json", ".safetensors"):
-            digest.update(f"{path.name}\n".encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()

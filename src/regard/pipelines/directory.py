@@ -9,6 +9,7 @@ README.md          the model card
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -140,6 +141,22 @@ def _tokenizers(directory: Path, config: store.ModelConfig) -> TokenizerPair:
     if not fits or config.tokenizers not in (None, tokenizers.fingerprint):
         raise UserError(f"{directory}: the tokenizer is not the model's own; copy the directory again")
     return tokenizers
+
+
+def fingerprint(directory: Path) -> str:
+    """Of all in a model directory, or that of a training run, that decides what the model says.
+
+    Raises:
+        UserError: there is no such directory.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(store.find(directory).iterdir()):
+        if path.suffix in (".json", ".safetensors"):
+            digest.update(f"{path.name}\n".encode())
+            with path.open("rb") as file:
+                while part := file.read(1 << 20):
+                    digest.update(part)
+    return digest.hexdigest()
 
 
 def write_directory(directory: Path, pipeline: Pipeline, card: str) -> None:
