@@ -83,7 +83,7 @@ def test_the_log_probability_is_the_models_whatever_they_are_drawn_from(
     build_model: Build, tokenizers: TokenizerPair
 ) -> None:
     model = build_model()
-    translator = Translator(model, tokenizers)
+    translator = Translator(model, tokenizers).use(precision="float32")
     sampling = SamplingSettings(seed=3, temperature=1.5)
     finished = 0
     for text, found in zip(TEXTS, translator.stream(TEXTS, patience=None, sampling=sampling), strict=True):

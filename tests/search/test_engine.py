@@ -18,7 +18,8 @@ from regard.errors import JobError
 from regard.model.transformer import EncoderDecoder
 from regard.search.beam import beam_search
 from regard.search.decoder import CachedDecoder
-from regard.search.engine import WINDOW, Translation, pad, translate
+from regard.search.engine import WINDOW, Translation, translate
+from regard.search.executors import pad
 from regard.search.settings import SearchSettings
 from regard.text.tokenizer import TokenizerPair
 

@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from regard.errors import JobError
 from regard.model.transformer import EncoderDecoder
-from regard.search.engine import WINDOW, pad, pad_sources
+from regard.search.engine import WINDOW, pad_sources
+from regard.search.executors import pad
 from regard.search.windows import batches, side_by_side, windows
 from regard.text.tokenizer import TokenizerPair
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from regard.errors import UserError
 from regard.evaluation.scoring import PairScore, score
@@ -12,6 +12,7 @@ from regard.model.transformer import EncoderDecoder
 from regard.pipelines.directory import PATIENCE, ModelDirectory, Pipeline, listed
 from regard.search import engine
 from regard.search.engine import Translation
+from regard.search.executors import Choice, Executor, fastest
 from regard.search.settings import SamplingSettings, SearchSettings
 from regard.text.tokenizer import TokenizerPair
 
@@ -42,6 +43,36 @@ class Translator(Pipeline):
         self.settings: SearchSettings = settings or SearchSettings()
         self.workers = workers
         self.languages = languages or store.Languages()
+        self._choice: Choice = "auto"
+        self._precision: Literal["auto", "float32", "int8"] = "auto"
+        self._chosen: tuple[Executor, str] | None = None
+
+    def use(self, executor: Choice = "auto", precision: Literal["auto", "float32", "int8"] = "auto") -> Self:
+        """Say what is to carry the model out, instead of the fastest that can; see `regard.search.executors.fastest`.
+
+        To be called again after the model's weights were changed, or moved to another device.
+
+        Raises:
+            UserError: it is not possible.
+        """
+        self._choice, self._precision = executor, precision
+        self._chosen = fastest(self.model, executor, precision)
+        return self
+
+    @property
+    def executor(self) -> Executor:
+        """What carries the model out in a search."""
+        if self._chosen is None:
+            self.use(self._choice, self._precision)
+        assert self._chosen is not None
+        return self._chosen[0]
+
+    def explain(self) -> str:
+        """What carries the model out, and why."""
+        about = self.executor.about
+        assert self._chosen is not None
+        workers = f"{self.workers} {'thread works' if self.workers == 1 else 'threads work'} on texts side by side"
+        return f"{about}: {self._chosen[1]}; {workers}"
 
     @classmethod
     def of(cls, directory: ModelDirectory) -> Self:
@@ -81,7 +112,7 @@ class Translator(Pipeline):
         """
         settings = self._settings(options)
         return engine.translate(
-            self.model,
+            self.executor,
             self.tokenizers,
             texts,
             settings,

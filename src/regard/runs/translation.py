@@ -23,6 +23,7 @@ from regard.runs.prepare import credited, described, mixed_in, shown
 from regard.runs.settings import DataSettings, Files, RunSettings
 from regard.runs.task import Corpus, Line, Run, Search, Task
 from regard.search.engine import translate
+from regard.search.executors import fastest
 from regard.search.settings import SearchSettings
 from regard.text.lines import one_line, write_lines
 from regard.training.loss import LossSums, translation_loss
@@ -226,7 +227,8 @@ class Translation(Task):
         """Translations of `sources` and their scores against `references`."""
         inner = store.unwrap(model)
         assert isinstance(inner, SequenceToSequence)
-        found = translate(inner, self.tokenizers, sources, search, name="validation")
+        executor, _ = fastest(inner, precision="float32")
+        found = translate(executor, self.tokenizers, sources, search, name="validation")
         outputs = [one_line(each.best.text) for each in found]
         return outputs, corpus_scores(outputs, [references], self.scores)
 

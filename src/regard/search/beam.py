@@ -4,8 +4,10 @@ A beam has places. Each holds a hypothesis that still grows or one that has ende
 over when every place has ended; with one place that is greedy search. It may be over sooner, as soon as nothing that
 still grows can come out ahead of what has ended.
 
+The decoder computes where the model is; what is chosen from is small, and is looked after here, by NumPy.
+
 Shapes: N sources still searched, W growing hypotheses of each, R = N * W rows, C candidates of a row, K candidates of a
-source, T tokens so far (those that an output begins with included), V vocabulary.
+source, M hypotheses that end, T tokens so far (those that an output begins with included).
 """
 
 from __future__ import annotations
@@ -13,15 +15,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.errors import JobError
+from regard.search.choices import Choices
 from regard.search.decoder import Decoder
-from regard.search.processors import Processor
-from regard.search.ranking import largest
+from regard.search.processors import NEVER, NOTHING, Processor
 from regard.search.settings import SearchSettings
+
+Numbers = Float[np.ndarray, "N K"]
+Places = Int[np.ndarray, "N K"]
+Flags = Bool[np.ndarray, "N K"]
 
 
 @dataclass(frozen=True)
@@ -67,157 +73,208 @@ def beam_search(
 
     Raises `JobError` when the model gives NaN or infinite logits.
     """
-    with torch.inference_mode():
-        begin_NT = torch.full((len(limits), 1), begin, device=device) if isinstance(begin, int) else begin
-        beams = _Beams(decoder, limits, settings, begin_NT, end, processors, complete)
-        while beams.sources:
-            beams.step()
-    return [
-        sorted(found, key=lambda hypothesis: (hypothesis.finished, hypothesis.score), reverse=True)[: settings.nbest]
-        for found in beams.found
-    ]
+    if isinstance(begin, Tensor):
+        device = begin.device
+    begin_NT = np.full((len(limits), 1), begin) if isinstance(begin, int) else begin.cpu().numpy()
+    search = BeamSearch(Choices(decoder, processors, device), settings, end=end, complete=complete)
+    search.add(limits, begin_NT)
+    found: list[list[Hypothesis]] = [[] for _ in limits]
+    while search.sources:
+        for number, hypotheses in search.step():
+            found[number] = hypotheses
+    return found
 
 
-class _Beams:
-    """The state of a search; `step` appends one token to everything that grows."""
+class BeamSearch:
+    """A search under way: `step` appends one token to everything that grows, `add` lets further sources in."""
 
     def __init__(
         self,
-        decoder: Decoder,
-        limits: Sequence[int],
+        choices: Choices,
         settings: SearchSettings,
-        begin_NT: Tensor,
+        *,
         end: int,
-        processors: Sequence[Processor],
-        complete: Callable[[int, list[int]], bool] | None,
+        complete: Callable[[int, list[int]], bool] | None = None,
     ) -> None:
-        self.decoder, self.settings, self.end, self.processors = decoder, settings, end, processors
-        self.complete = complete
-        count, self.begin = begin_NT.shape
-        device = begin_NT.device
-        self.sources = list(range(count))
-        """Which sources are still searched; all tensors below follow this order."""
-        self.found: list[list[Hypothesis]] = [[] for _ in limits]
-        self.length = 0
-        self.limits_N = torch.tensor(limits, device=device)
-        self.penalty_N = torch.tensor([length_penalty(limit, settings.alpha) for limit in limits], device=device)
-        self.to_beat_N = torch.full((count,), float("-inf"), device=device)
+        self.choices, self.settings, self.end, self.complete = choices, settings, end, complete
+        self.added = 0
+        self.sources: list[int] = []
+        """The numbers of the sources still searched, in the order in which they came; all below follow it."""
+        self.found: list[list[Hypothesis]] = []
+        """What has ended of each."""
+        self.lengths_N = np.empty(0, dtype=np.int64)
+        """How many tokens its outputs have so far."""
+        self.limits_N = np.empty(0, dtype=np.int64)
+        self.penalty_N = np.empty(0)
+        """The length penalty at the limit."""
+        self.to_beat_N = np.empty(0)
         """The score of the nbest-th best that has ended."""
-        self.places_N = torch.full((count,), settings.beam, device=device)
-        self.scores_NW = torch.zeros(count, 1, device=device)
+        self.places_N = np.empty(0, dtype=np.int64)
+        self.scores_NW = np.empty((0, 1))
         """Log-probabilities; -inf marks an empty place."""
-        self.tokens_RT = begin_NT
-        """Of these, the first `begin` columns are no part of an output."""
+        self.tokens_RT = np.empty((0, 1), dtype=np.int64)
+        """The latest tokens of all rows stand in the last column."""
 
-    def step(self) -> None:
+    def add(self, limits: Sequence[int], begin_NT: Int[np.ndarray, "N T"]) -> None:
+        """Sources that `decoder` has just begun with, each with as many rows as the others have."""
+        count, width = len(limits), self.scores_NW.shape[1]
+        new_RT = np.repeat(begin_NT, width, axis=0)
+        said = self._said() if self.sources else 0
+        columns = max(said, new_RT.shape[1])
+        held_RT = _from_left(self.tokens_RT[:, self.tokens_RT.shape[1] - said :], columns)
+        self.tokens_RT = np.concatenate((held_RT, _from_left(new_RT, columns)))
+        self.sources += range(self.added, self.added + count)
+        self.added += count
+        self.found += [[] for _ in limits]
+        scores_NW = np.full((count, width), NEVER)
+        scores_NW[:, 0] = 0.0
+        self.scores_NW = np.concatenate((self.scores_NW, scores_NW))
+        penalties = [length_penalty(limit, self.settings.alpha) for limit in limits]
+        self.lengths_N = np.concatenate((self.lengths_N, np.zeros(count, dtype=np.int64)))
+        self.limits_N = np.concatenate((self.limits_N, np.array(limits, dtype=np.int64)))
+        self.penalty_N = np.concatenate((self.penalty_N, np.array(penalties)))
+        self.to_beat_N = np.concatenate((self.to_beat_N, np.full(count, NEVER)))
+        self.places_N = np.concatenate((self.places_N, np.full(count, self.settings.beam)))
+
+    def step(self) -> list[tuple[int, list[Hypothesis]]]:
+        """Append a token to every output. Sources that are over leave; their numbers and best hypotheses are given."""
         scores_NK, rows_NK, tokens_NK = self._candidates()
-        self.length += 1
-        rank_K = torch.arange(scores_NK.shape[1], device=scores_NK.device)
-        placed_NK = (scores_NK > float("-inf")) & (rank_K < self.places_N[:, None])
-        ended_NK = placed_NK & ((tokens_NK == self.end) | self._completed(placed_NK, rows_NK, tokens_NK))
-        if bool(ended_NK.any()):
+        self.lengths_N += 1
+        placed_NK = (scores_NK > NEVER) & (np.arange(scores_NK.shape[1]) < self.places_N[:, None])
+        ended_NK = placed_NK & (tokens_NK == self.end)
+        if self.complete is not None:
+            ended_NK |= self._completed(placed_NK, rows_NK, tokens_NK)
+        if ended_NK.any():
             self._record_ended(ended_NK, scores_NK, rows_NK, tokens_NK)
-        growing_NK = placed_NK & ~ended_NK
-        scores_NK = scores_NK.masked_fill(~growing_NK, float("-inf"))
-        scores_NK, order_NK = scores_NK.sort(dim=1, descending=True, stable=True)
-        rows_NK, tokens_NK = rows_NK.gather(1, order_NK), tokens_NK.gather(1, order_NK)
+        scores_NK = np.where(placed_NK & ~ended_NK, scores_NK, NEVER)
+        order_NK = np.argsort(-scores_NK, axis=1, kind="stable")
+        scores_NK, rows_NK, tokens_NK = (_taken(each, order_NK) for each in (scores_NK, rows_NK, tokens_NK))
         over_N = self._over(scores_NK[:, 0])
-        if bool(over_N.any()):
-            for n in over_N.nonzero()[:, 0].tolist():
+        stay_N: Int[np.ndarray, " N"] | None = None
+        done: list[tuple[int, list[Hypothesis]]] = []
+        if over_N.any():
+            for n in over_N.nonzero()[0].tolist():
                 self._record_unfinished(n, scores_NK[n], rows_NK[n], tokens_NK[n])
-            stay_N = (~over_N).nonzero()[:, 0]
-            self.sources = [self.sources[n] for n in stay_N.tolist()]
-            self.limits_N, self.penalty_N = self.limits_N[stay_N], self.penalty_N[stay_N]
-            self.to_beat_N, self.places_N = self.to_beat_N[stay_N], self.places_N[stay_N]
-            self._grow(scores_NK[stay_N], rows_NK[stay_N], tokens_NK[stay_N], stay_N)
-        else:
-            self._grow(scores_NK, rows_NK, tokens_NK, None)
+                done.append((self.sources[n], self._best(self.found[n])))
+            stay_N = (~over_N).nonzero()[0]
+            self._leave(stay_N)
+            scores_NK, rows_NK, tokens_NK = scores_NK[stay_N], rows_NK[stay_N], tokens_NK[stay_N]
+        self._grow(scores_NK, rows_NK, tokens_NK, stay_N)
+        return done
 
-    def _candidates(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _said(self) -> int:
+        """Columns of tokens in which something stands."""
+        return self.tokens_RT.shape[1] - int((self.tokens_RT != NOTHING).any(axis=0).argmax())
+
+    def _candidates(self) -> tuple[Numbers, Places, Places]:
         """The best continuations of each source: log-probability, row that is continued, token; best first."""
-        width = self.scores_NW.shape[1]
-        log_probabilities_RV = self.decoder.step(self.tokens_RT[:, -1]).float().log_softmax(dim=-1)
-        if self.processors:
-            sources_R = torch.tensor(self.sources, device=self.tokens_RT.device).repeat_interleave(width)
-            for processor in self.processors:
-                log_probabilities_RV = processor(log_probabilities_RV, self.tokens_RT, sources_R)
-        beam = self.settings.beam
-        values_RC, tokens_RC = largest(log_probabilities_RV, min(beam, log_probabilities_RV.shape[1]))
-        if bool(values_RC[:, 0].isnan().any()):
-            raise JobError("the model gives NaN or infinite scores: its weights are damaged or its numbers overflow")
-        candidates = values_RC.shape[1]
-        scores_NWC = self.scores_NW[:, :, None] + values_RC.view(-1, width, candidates)
-        scores_NK, order_NK = scores_NWC.flatten(1).sort(dim=1, descending=True, stable=True)
-        scores_NK, order_NK = scores_NK[:, :beam], order_NK[:, :beam]
-        first_row_N = torch.arange(0, len(values_RC), width, device=values_RC.device)
-        rows_NK = first_row_N[:, None] + order_NK // candidates
-        tokens_NK = tokens_RC.view(-1, width * candidates).gather(1, order_NK)
-        return scores_NK, rows_NK, tokens_NK
+        beam, width = self.settings.beam, self.scores_NW.shape[1]
+        sources_R = np.repeat(np.array(self.sources), width)
+        wanted_R = self.scores_NW.reshape(-1) > NEVER
+        values_RC, tokens_RC = self.choices(self.tokens_RT, sources_R, wanted_R, beam)
+        count = values_RC.shape[1]
+        scores_NK = (self.scores_NW[:, :, None] + values_RC.reshape(-1, width, count)).reshape(-1, width * count)
+        order_NK = np.argsort(-scores_NK, axis=1, kind="stable")[:, :beam]
+        rows_NK = np.arange(0, len(values_RC), width)[:, None] + order_NK // count
+        return _taken(scores_NK, order_NK), rows_NK, _taken(tokens_RC.reshape(-1, width * count), order_NK)
 
-    def _over(self, best_N: Tensor) -> Tensor:
+    def _over(self, best_N: Float[np.ndarray, " N"]) -> Bool[np.ndarray, " N"]:
         """Where nothing grows, or nothing that does can beat what has ended, or the limit is reached.
 
         A log-probability only falls from here on, so it is divided by the largest penalty that is still to come: that
         of the limit, or with a negative alpha that of the next token.
         """
-        best_penalty_N = self.penalty_N.clamp(min=length_penalty(self.length + 1, self.settings.alpha))
-        beaten_N = self.to_beat_N >= best_N / best_penalty_N
-        return beaten_N | (best_N == float("-inf")) | (self.limits_N <= self.length)
+        next_N = ((6 + self.lengths_N) / 6) ** self.settings.alpha
+        beaten_N = self.to_beat_N >= best_N / np.maximum(self.penalty_N, next_N)
+        over_N: Bool[np.ndarray, " N"] = beaten_N | (best_N == NEVER) | (self.limits_N <= self.lengths_N)
+        return over_N
 
-    def _completed(self, placed_NK: Tensor, rows_NK: Tensor, tokens_NK: Tensor) -> Tensor:
+    def _completed(self, placed_NK: Flags, rows_NK: Places, tokens_NK: Places) -> Flags:
         """Which outputs are complete by what they say."""
-        completed_NK = torch.zeros_like(placed_NK)
-        if self.complete is not None:
-            sources = [self.sources[n] for n in placed_NK.nonzero()[:, 0].tolist()]
-            outputs = self._outputs(rows_NK[placed_NK], tokens_NK[placed_NK])
-            complete = list(map(self.complete, sources, outputs))
-            completed_NK[placed_NK] = torch.tensor(complete, dtype=torch.bool, device=placed_NK.device)
+        assert self.complete is not None
+        sources_M = placed_NK.nonzero()[0]
+        outputs = self._outputs(sources_M, rows_NK[placed_NK], tokens_NK[placed_NK])
+        completed_NK = np.zeros_like(placed_NK)
+        completed_NK[placed_NK] = [
+            self.complete(self.sources[n], ids) for n, ids in zip(sources_M.tolist(), outputs, strict=True)
+        ]
         return completed_NK
 
-    def _outputs(self, rows_M: Tensor, tokens_M: Tensor) -> list[list[int]]:
+    def _outputs(
+        self, sources_M: Int[np.ndarray, " M"], rows_M: Int[np.ndarray, " M"], tokens_M: Int[np.ndarray, " M"]
+    ) -> list[list[int]]:
         """The tokens of rows that are continued, each by its token unless that is the end."""
-        prefixes, tokens = self.tokens_RT[rows_M, self.begin :].tolist(), tokens_M.tolist()
-        return [ids if token == self.end else [*ids, token] for ids, token in zip(prefixes, tokens, strict=True)]
+        columns = self.tokens_RT.shape[1]
+        begins_M = columns - (self.lengths_N[sources_M] - 1)
+        outputs = []
+        for begin, row, token in zip(begins_M.tolist(), rows_M.tolist(), tokens_M.tolist(), strict=True):
+            ids: list[int] = self.tokens_RT[row, begin:].tolist()
+            outputs.append(ids if token == self.end else [*ids, token])
+        return outputs
 
-    def _record_ended(self, ended_NK: Tensor, scores_NK: Tensor, rows_NK: Tensor, tokens_NK: Tensor) -> None:
-        changed = ended_NK.nonzero()[:, 0].tolist()
-        outputs = self._outputs(rows_NK[ended_NK], tokens_NK[ended_NK])
-        for n, ids, log_probability in zip(changed, outputs, scores_NK[ended_NK].tolist(), strict=True):
-            self.found[self.sources[n]].append(self._hypothesis(ids, log_probability, finished=True))
-        self.places_N = self.places_N - ended_NK.sum(dim=1)
-        for n in set(changed):
-            scores = sorted((hypothesis.score for hypothesis in self.found[self.sources[n]]), reverse=True)
-            if len(scores) >= self.settings.nbest:
-                self.to_beat_N[n] = scores[self.settings.nbest - 1]
+    def _record_ended(self, ended_NK: Flags, scores_NK: Numbers, rows_NK: Places, tokens_NK: Places) -> None:
+        changed_M = ended_NK.nonzero()[0]
+        outputs = self._outputs(changed_M, rows_NK[ended_NK], tokens_NK[ended_NK])
+        for n, ids, log_probability in zip(changed_M.tolist(), outputs, scores_NK[ended_NK].tolist(), strict=True):
+            self.found[n].append(self._hypothesis(ids, log_probability, int(self.lengths_N[n]), finished=True))
+        self.places_N = self.places_N - ended_NK.sum(axis=1)
+        for n in set(changed_M.tolist()):
+            best = self._best(self.found[n])
+            if len(best) == self.settings.nbest:
+                self.to_beat_N[n] = best[-1].score
 
-    def _record_unfinished(self, n: int, scores_K: Tensor, rows_K: Tensor, tokens_K: Tensor) -> None:
+    def _record_unfinished(
+        self, n: int, scores_K: Float[np.ndarray, " K"], rows_K: Int[np.ndarray, " K"], tokens_K: Int[np.ndarray, " K"]
+    ) -> None:
         """Fill up with what still grows where fewer than `nbest` have ended."""
-        found = self.found[self.sources[n]]
+        found = self.found[n]
         if len(found) >= self.settings.nbest:
             return
-        growing_K = scores_K > float("-inf")
-        outputs = self._outputs(rows_K[growing_K], tokens_K[growing_K])
+        growing_K = scores_K > NEVER
+        outputs = self._outputs(np.full(int(growing_K.sum()), n), rows_K[growing_K], tokens_K[growing_K])
         for ids, log_probability in zip(outputs, scores_K[growing_K].tolist(), strict=True):
-            found.append(self._hypothesis(ids, log_probability, finished=False))
+            found.append(self._hypothesis(ids, log_probability, len(ids), finished=False))
         if not found:  # every continuation is forbidden or has probability 0: what stands so far is the answer
-            width = self.scores_NW.shape[1]
-            best = self.tokens_RT[n * width, self.begin :].tolist()
-            found.append(self._hypothesis(best, float(self.scores_NW[n, 0]), finished=False))
+            best = n * self.scores_NW.shape[1]
+            (ids,) = self._outputs(np.array([n]), np.array([best]), np.array([self.end]))
+            found.append(self._hypothesis(ids, float(self.scores_NW[n, 0]), len(ids), finished=False))
 
-    def _hypothesis(self, ids: list[int], log_probability: float, finished: bool) -> Hypothesis:
-        # What was found in this step has this length, the end token counted; what stands so far is shorter.
-        penalty = length_penalty(self.length if finished else len(ids), self.settings.alpha)
+    def _hypothesis(self, ids: list[int], log_probability: float, length: int, finished: bool) -> Hypothesis:
+        """`length` counts the end token."""
+        penalty = length_penalty(length, self.settings.alpha)
         return Hypothesis(tuple(ids), log_probability, log_probability / penalty, finished)
 
-    def _grow(self, scores_NK: Tensor, rows_NK: Tensor, tokens_NK: Tensor, sources_N: Tensor | None) -> None:
+    def _best(self, found: list[Hypothesis]) -> list[Hypothesis]:
+        ranked = sorted(found, key=lambda hypothesis: (hypothesis.finished, hypothesis.score), reverse=True)
+        return ranked[: self.settings.nbest]
+
+    def _leave(self, stay_N: Int[np.ndarray, " N"]) -> None:
+        self.sources = [self.sources[n] for n in stay_N.tolist()]
+        self.found = [self.found[n] for n in stay_N.tolist()]
+        self.lengths_N, self.limits_N, self.penalty_N = (
+            each[stay_N] for each in (self.lengths_N, self.limits_N, self.penalty_N)
+        )
+        self.to_beat_N, self.places_N = self.to_beat_N[stay_N], self.places_N[stay_N]
+
+    def _grow(
+        self, scores_NK: Numbers, rows_NK: Places, tokens_NK: Places, stay_N: Int[np.ndarray, " N"] | None
+    ) -> None:
         """Continue with the growing hypotheses; sources that are over, and places that no source uses, cost nothing."""
-        if not self.sources:
-            return
-        width = int((scores_NK > float("-inf")).sum(dim=1).max())
-        rows_R, newest_R = rows_NK[:, :width].flatten(), tokens_NK[:, :width].flatten()
-        unchanged = sources_N is None and torch.equal(rows_R, torch.arange(len(self.tokens_RT), device=rows_R.device))
-        if not unchanged:
-            self.decoder.reorder(rows_R, sources_N)
+        width = max(1, int((scores_NK > NEVER).sum(axis=1).max(initial=0)))
+        rows_R, newest_R = rows_NK[:, :width].reshape(-1), tokens_NK[:, :width].reshape(-1)
+        if stay_N is not None or not np.array_equal(rows_R, np.arange(len(self.tokens_RT))):
+            self.choices.reorder(rows_R, stay_N)
             self.tokens_RT = self.tokens_RT[rows_R]
         self.scores_NW = scores_NK[:, :width]
-        self.tokens_RT = torch.cat((self.tokens_RT, newest_R[:, None]), dim=1)
+        self.tokens_RT = np.concatenate((self.tokens_RT, newest_R[:, None]), axis=1)
+
+
+def _from_left(tokens_RT: Int[np.ndarray, "R T"], columns: int) -> Int[np.ndarray, "R columns"]:
+    """Rows with `NOTHING` on their left, up to so many columns."""
+    missing = columns - tokens_RT.shape[1]
+    return np.pad(tokens_RT, ((0, 0), (missing, 0)), constant_values=NOTHING)
+
+
+def _taken(values_NK: np.ndarray, order_NK: Places) -> np.ndarray:
+    taken: np.ndarray = np.take_along_axis(values_NK, order_NK, axis=1)
+    return taken

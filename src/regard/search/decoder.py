@@ -1,7 +1,7 @@
 """What a search needs of a model, and how the Transformer gives it.
 
 Shapes: B sources, N sources that are left, S source positions, R rows (the same number for each source, side by side),
-T tokens so far, D d_model, V vocabulary.
+T tokens so far, C candidates of a row, D d_model, V vocabulary.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -37,6 +38,34 @@ class Decoder(Protocol):
         """Let row `rows_R[i]` become row i. When sources leave, `sources_N` names those that stay.
 
         A source may be named several times: each is a source of its own from then on.
+        """
+        ...
+
+
+@runtime_checkable
+class Chooser(Decoder, Protocol):
+    """A decoder that finds the most probable tokens without handing out the scores of all, and lets sources in.
+
+    It works on the CPU.
+    """
+
+    vocabulary: int
+
+    def join(self, sources: Sequence[Sequence[int]]) -> None:
+        """Read sources, after those that it has; each gets as many rows as each of the others."""
+        ...
+
+    def advance(self, tokens_R: Int[np.ndarray, " R"], wanted_R: Bool[np.ndarray, " R"] | None = None) -> None:
+        """Append a token to each row, or to those that are wanted."""
+        ...
+
+    def candidates(
+        self, count: int, allowed_V: Float[np.ndarray, " V"]
+    ) -> tuple[Float[np.ndarray, "R C"], Int[np.ndarray, "R C"]]:
+        """The most probable tokens after each row: log-probabilities and ids, the best first.
+
+        Of equal ones the lower id comes first. `allowed_V` holds -inf for tokens that must not come, 0 for the others;
+        rows that were not wanted get -inf.
         """
         ...
 

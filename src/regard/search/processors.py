@@ -44,7 +44,7 @@ class Ban:
     """Forbids tokens everywhere."""
 
     def __init__(self, ids: Sequence[int], device: torch.device | str = "cpu") -> None:
-        self._ids = torch.tensor(ids, dtype=torch.int64, device=device)
+        self.ids = torch.tensor(ids, dtype=torch.int64, device=device)
 
     def __call__(
         self,
@@ -52,7 +52,7 @@ class Ban:
         tokens_RT: Int[Tensor, "R T"],
         sources_R: Int[Tensor, " R"],
     ) -> Float[Tensor, "R V"]:
-        return scores_RV.index_fill_(1, self._ids, NEVER)
+        return scores_RV.index_fill_(1, self.ids, NEVER)
 
 
 class MinimumLength:

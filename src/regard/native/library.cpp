@@ -1,0 +1,119 @@
+// What Python calls, by ctypes. Each function gives 0, or what else it says, and a message when it fails.
+
+#include "session.h"
+
+namespace {
+thread_local std::string message;
+
+template <typename Function>
+auto guarded(Function function) -> decltype(function()) {
+    try {
+        return function();
+    } catch (const std::bad_alloc&) {
+        message = "there is not enough memory";
+    } catch (const std::exception& error) {
+        message = error.what();
+    }
+    return decltype(function())(-1);
+}
+
+struct Builder {
+    regard::Tensors tensors;
+};
+}  // namespace
+
+extern "C" {
+
+// The number of this interface, which library.py knows too.
+int regard_interface() { return 1; }
+
+const char* regard_message() { return message.c_str(); }
+
+// Whether this CPU has the instructions that the library was compiled for.
+int regard_runs_here() {
+#if defined(__AVX512VNNI__)
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512vnni");
+#elif defined(__AVX2__)
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+    return 1;
+#endif
+}
+
+// Whether products of bytes are faster than those of floats.
+int regard_fast_bytes() {
+#if defined(__AVX512VNNI__)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+void* regard_builder() { return new (std::nothrow) Builder; }
+
+int regard_tensor(void* builder, const char* name, const float* data, int64_t rows, int64_t columns) {
+    return guarded([&] {
+        static_cast<Builder*>(builder)->tensors[name] = {data, rows, columns};
+        return 0;
+    });
+}
+
+void regard_builder_free(void* builder) { delete static_cast<Builder*>(builder); }
+
+intptr_t regard_model(void* builder, const regard::Settings* settings) {
+    return guarded([&] {
+        auto model = std::make_shared<const regard::Model>(static_cast<Builder*>(builder)->tensors, *settings);
+        return reinterpret_cast<intptr_t>(new std::shared_ptr<const regard::Model>(std::move(model)));
+    });
+}
+
+void regard_model_free(void* model) { delete static_cast<std::shared_ptr<const regard::Model>*>(model); }
+
+intptr_t regard_session(void* model) {
+    return guarded([&] {
+        return reinterpret_cast<intptr_t>(
+            new regard::Session(*static_cast<std::shared_ptr<const regard::Model>*>(model)));
+    });
+}
+
+void regard_session_free(void* session) { delete static_cast<regard::Session*>(session); }
+
+int regard_join(void* session, const int32_t* ids, const int64_t* lengths, int64_t count) {
+    return guarded([&] {
+        static_cast<regard::Session*>(session)->join(ids, lengths, count);
+        return 0;
+    });
+}
+
+int regard_reorder(void* session, const int64_t* rows, int64_t count, const int64_t* sources, int64_t source_count) {
+    return guarded([&] {
+        static_cast<regard::Session*>(session)->reorder(rows, count, sources, source_count);
+        return 0;
+    });
+}
+
+int regard_step(void* session, const int32_t* tokens, const uint8_t* wanted) {
+    return guarded([&] {
+        static_cast<regard::Session*>(session)->step(tokens, wanted);
+        return 0;
+    });
+}
+
+int regard_logits(void* session, float* logits) {
+    return guarded([&] {
+        static_cast<regard::Session*>(session)->logits(logits);
+        return 0;
+    });
+}
+
+int regard_candidates(void* session, int64_t count, const float* allowed, float* log_probabilities, int64_t* tokens) {
+    return guarded([&] {
+        static_cast<regard::Session*>(session)->candidates(count, allowed, log_probabilities, tokens);
+        return 0;
+    });
+}
+}

@@ -1,0 +1,79 @@
+"""The compiled library: found where the package was installed with a C++ compiler, and fit for this CPU.
+
+The package is built with one library for each kind of CPU (`pyproject.toml`); all are of the same source. Where none
+was built, or none fits, everything works without, by PyTorch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import c_char_p, c_int, c_int64, c_void_p
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+KINDS = "_avx512", "_avx2", "_plain"
+"""Best first."""
+
+INTERFACE = 1
+"""Changes with what the functions take or give, here and in `library.cpp`."""
+
+FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
+    "regard_interface": (c_int, []),
+    "regard_message": (c_char_p, []),
+    "regard_runs_here": (c_int, []),
+    "regard_fast_bytes": (c_int, []),
+    "regard_builder": (c_void_p, []),
+    "regard_tensor": (c_int, [c_void_p, c_char_p, c_void_p, c_int64, c_int64]),
+    "regard_builder_free": (None, [c_void_p]),
+    "regard_model": (c_int64, [c_void_p, c_void_p]),
+    "regard_model_free": (None, [c_void_p]),
+    "regard_session": (c_int64, [c_void_p]),
+    "regard_session_free": (None, [c_void_p]),
+    "regard_join": (c_int, [c_void_p, c_void_p, c_void_p, c_int64]),
+    "regard_reorder": (c_int, [c_void_p, c_void_p, c_int64, c_void_p, c_int64]),
+    "regard_step": (c_int, [c_void_p, c_void_p, c_void_p]),
+    "regard_logits": (c_int, [c_void_p, c_void_p]),
+    "regard_candidates": (c_int, [c_void_p, c_int64, c_void_p, c_void_p, c_void_p]),
+}
+"""What the library has: result and arguments."""
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The library for this CPU, or None: none was built, or `REGARD_NATIVE=0` turns it off."""
+    if os.environ.get("REGARD_NATIVE") == "0":
+        return None
+    for kind in KINDS:
+        for suffix in EXTENSION_SUFFIXES:
+            path = Path(__file__).with_name(kind + suffix)
+            found = _load(path) if path.exists() else None
+            if found is not None:
+                return found
+    return None
+
+
+def kind() -> str:
+    """The CPU that the library in use was compiled for, in words."""
+    loaded = library()
+    return "none" if loaded is None else Path(loaded._name).name.split(".")[0].strip("_")
+
+
+def _load(path: Path) -> ctypes.CDLL | None:
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError:
+        return None  # built for another machine
+    for name, (result, arguments) in FUNCTIONS.items():
+        function = getattr(loaded, name, None)
+        if function is None:
+            return None  # built from an older source
+        function.restype, function.argtypes = result, arguments
+    return loaded if loaded.regard_interface() == INTERFACE and loaded.regard_runs_here() else None
+
+
+def fast_bytes() -> bool:
+    """Whether this CPU multiplies bytes faster than floats."""
+    loaded = library()
+    return loaded is not None and bool(loaded.regard_fast_bytes())
