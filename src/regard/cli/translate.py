@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -29,11 +29,19 @@ def translate(
     scores: Annotated[bool, Parameter(negative="")] = False,
     batch_tokens: int | None = None,
     device: str | None = None,
+    executor: Literal["auto", "native", "torch"] = "auto",
+    precision: Literal["auto", "float32", "int8"] = "auto",
+    explain: Annotated[bool, Parameter(negative="")] = False,
+    restart: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Translate text, a file, or standard input line by line.
 
     Each line of input gives one line of output, in order; an empty line stays empty. From standard input, what has
     arrived is translated at once. Options that are not given are those stored with the model.
+
+    From --input to --output, what is done is kept beside OUTPUT: after Ctrl-C, a kill or a full disk the same command
+    goes on where it was, and OUTPUT becomes what it would have been. A line that stands there several times is
+    translated once.
 
     With --nbest above 1, each hypothesis is a line: number of the input line, rank, score and text, separated by tabs.
 
@@ -69,33 +77,54 @@ def translate(
         Size of a batch: texts times beam times tokens of the longest. Less needs less memory.
     device
         Where to compute: cpu, cuda, cuda:1, ... Default: a GPU if there is one.
+    executor
+        What computes: the compiled decoder (native) or PyTorch (torch). Default: the fastest that can.
+    precision
+        Of the compiled decoder: int8 is faster on most CPUs and costs next to no quality. Default: the faster one.
+    explain
+        Say on standard error what computes, and why.
+    restart
+        From --input to --output: begin anew, instead of going on with what an interrupted command has done.
     """
     from regard.cli.bulk import load_for_bulk
     from regard.cli.inputs import inputs
     from regard.cli.lines import line_writer
 
     texts, name, patience = inputs(text, input, "Type a line to have it translated")
-    translator = load_for_bulk(model, device)
+    translator = load_for_bulk(model, device).use(executor, precision)
+    if explain:
+        log.info(translator.explain())
     given = {"beam": beam, "alpha": alpha, "nbest": nbest, "extra_tokens": extra_tokens, "batch_tokens": batch_tokens}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    many = (nbest or translator.settings.nbest) > 1
-    translations = translator.stream(texts, patience=patience, name=name, **options)
-    if input is not None and (output is not None or not sys.stdout.isatty()):
-        translations = _watched(translations)
+    settings = SearchSettings.parse({**translator.settings.model_dump(), **options}, "search options")
+    many = settings.nbest > 1
+
+    def answers(texts: Iterable[str]) -> Iterator[Answer]:
+        for translation in translator.stream(texts, patience=patience, name=name, **options):
+            yield Answer(tuple(_lines(translation, many, scores)), translation.best.finished)
+
+    if from_file_to_file(input, output, restart):
+        job = {"model": fingerprint(model), "computed by": translator.executor.about, **settings.model_dump()}
+        job["scores"] = scores
+        found = journaled(input, output, texts, lambda new, _: answers(new), job, circumstances(translator), restart)
+    elif input is not None and (output is not None or not sys.stdout.isatty()):
+        found = nullcontext(_watched(answers(texts)))
+    else:
+        found = nullcontext(answers(texts))
     count = unfinished = 0
-    with line_writer(output) as write:
-        for count, translation in enumerate(translations, start=1):
-            unfinished += not translation.best.finished
-            for line in _lines(translation, count, many, scores):
-                write(line)
+    with found as lines, line_writer(output) as write:
+        for count, answer in enumerate(lines, start=1):
+            unfinished += not answer.finished
+            for line in answer.lines:
+                write(f"{count}\t{line}" if many else line)
     if unfinished:
         log.warning("%d of %d translations did not end before their limit of length", unfinished, count)
 
 
-def _lines(translation: Translation, number: int, many: bool, scores: bool) -> Iterator[str]:
+def _lines(translation: Translation, many: bool, scores: bool) -> Iterator[str]:
     if many:
         for rank, candidate in enumerate(translation.candidates, start=1):
-            yield f"{number}\t{rank}\t{candidate.score:.4f}\t{candidate.text}"
+            yield f"{rank}\t{candidate.score:.4f}\t{candidate.text}"
     elif scores:
         yield f"{translation.best.score:.4f}\t{translation.best.text}"
     else:
