@@ -9,27 +9,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard.errors import UserError
-
 if TYPE_CHECKING:
     from regard.pipelines import Pipeline
     from regard.pipelines.journal import Answer, Answerer
 
 
-def from_file_to_file(source: Path | None, output: Path | None, restart: bool) -> bool:
-    """Whether there is a journal: for files that can be read again and that appear as a whole.
+def two_files(source: Path | None, output: Path | None) -> tuple[Path, Path] | None:
+    """Both, if one can be read again and the other appears as a whole, as a job with a journal needs it.
 
-    Raises:
-        UserError: `restart` is asked for and there is none.
+    What does not exist yet counts as a file.
     """
-    ordinary = source is not None and output is not None and not _special(source) and not _special(output)
-    if restart and not ordinary:
-        raise UserError("--restart goes with --input FILE and --output FILE, for only such a job can be gone on with")
-    return ordinary
-
-
-def _special(path: Path) -> bool:
-    return path.exists() and not path.is_file()
+    if source is None or output is None or any(path.exists() and not path.is_file() for path in (source, output)):
+        return None
+    return source, output
 
 
 @contextmanager

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from regard.errors import UserError
+
 if TYPE_CHECKING:
+    from regard.pipelines.journal import Answer
     from regard.search.engine import Translation
 
 log = logging.getLogger("regard")
@@ -88,9 +92,16 @@ def translate(
     """
     from regard.cli.bulk import load_for_bulk
     from regard.cli.inputs import inputs
+    from regard.cli.journaled import circumstances, journaled, two_files
     from regard.cli.lines import line_writer
+    from regard.pipelines.directory import fingerprint
+    from regard.pipelines.journal import Answer
+    from regard.search.settings import SearchSettings
 
     texts, name, patience = inputs(text, input, "Type a line to have it translated")
+    files = two_files(input, output)
+    if restart and files is None:
+        raise UserError("--restart goes with --input FILE and --output FILE: nothing else can be gone on with")
     translator = load_for_bulk(model, device).use(executor, precision)
     if explain:
         log.info(translator.explain())
@@ -103,10 +114,11 @@ def translate(
         for translation in translator.stream(texts, patience=patience, name=name, **options):
             yield Answer(tuple(_lines(translation, many, scores)), translation.best.finished)
 
-    if from_file_to_file(input, output, restart):
-        job = {"model": fingerprint(model), "computed by": translator.executor.about, **settings.model_dump()}
+    found: AbstractContextManager[Iterator[Answer]]
+    if files is not None:
+        job = {"model": fingerprint(model), "executor": translator.executor.about, **settings.model_dump()}
         job["scores"] = scores
-        found = journaled(input, output, texts, lambda new, _: answers(new), job, circumstances(translator), restart)
+        found = journaled(*files, texts, lambda new, _: answers(new), job, circumstances(translator), restart)
     elif input is not None and (output is not None or not sys.stdout.isatty()):
         found = nullcontext(_watched(answers(texts)))
     else:
@@ -131,10 +143,10 @@ def _lines(translation: Translation, many: bool, scores: bool) -> Iterator[str]:
         yield translation.best.text
 
 
-def _watched(translations: Iterator[Translation]) -> Iterator[Translation]:
+def _watched(answers: Iterator[Answer]) -> Iterator[Answer]:
     from regard.cli.progress import progress
 
     with progress("translating") as show:
-        for lines, translation in enumerate(translations, start=1):
-            yield translation
+        for lines, answer in enumerate(answers, start=1):
+            yield answer
             show(lines)
