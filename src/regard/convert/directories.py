@@ -9,7 +9,7 @@ import torch
 from regard.convert import huggingface
 from regard.convert.generation import read_generation, write_generation
 from regard.convert.mapping import Architecture, Ids
-from regard.convert.output import refuse_other
+from regard.convert.output import refuse_same
 from regard.convert.whisper import refuse_other_frames, write_frames
 from regard.errors import UserError
 from regard.model import store
@@ -43,7 +43,7 @@ def from_huggingface(
         UserError: what is not supported, missing or damaged; or `target` holds something that is not a model.
         JobError: the disk is full.
     """
-    _refuse_same(source, target)
+    refuse_same(source, target)
     languages = languages or store.Languages()
     model, architecture, plan = huggingface.read(source, dtype)
     if plan.settings.input == "frames":
@@ -80,7 +80,7 @@ def to_huggingface(
         JobError: the disk is full.
     """
     source = store.find(source)
-    _refuse_same(source, target)
+    refuse_same(source, target)
     model = store.read(source)
     tokenizers = TokenizerPair.load(source) if any((source / name).exists() for name in TOKENIZERS) else None
     ids = Ids() if tokenizers is None else _ids(tokenizers)
@@ -102,12 +102,6 @@ def _ids(tokenizers: TokenizerPair) -> Ids:
     # Of more than one, Whisper's language and task, transformers asks whoever calls.
     forced = then[0] if len(then) == 1 else None
     return Ids(pad=target.pad, bos=target.bos, eos=target.eos, start=start, forced=forced)
-
-
-def _refuse_same(source: Path, target: Path) -> None:
-    if target.resolve() == source.resolve():
-        raise UserError(f"{target}: is the model that is read; choose another directory to write")
-    refuse_other(target)
 
 
 def _refuse_foreign(origin: Path, tokenizers: TokenizerPair, source: int | None, target: int | None) -> None:

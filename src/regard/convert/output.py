@@ -10,8 +10,16 @@ _OF_A_MODEL = """
     README.md config.json generation.json generation_config.json model*.safetensors model.safetensors.index.json
     tokenizer*.json special_tokens_map.json added_tokens.json vocab.* merges.txt *.model *.spm
     preprocessor_config.json processor_config.json
+    model.bin shared_vocabulary.json source_vocabulary.json target_vocabulary.json
 """
 """What a directory may hold to be taken for a model, and replaced."""
+
+
+def refuse_same(source: Path, target: Path) -> None:
+    """Raise `UserError` if `target` is the model that is read, or what no model may be written in the place of."""
+    if target.resolve() == source.resolve():
+        raise UserError(f"{target}: is the model that is read; choose another directory to write")
+    refuse_other(target)
 
 
 def refuse_other(directory: Path) -> None:
