@@ -70,3 +70,9 @@ def test_the_end_waits_counting_from_behind_the_prompt(columns: int, possible: b
     scores = MinimumLength(2, tokens=2, prompt=4)(torch.zeros(1, 3), torch.zeros(1, columns).long(), SOURCE)
     assert scores[0, :2].tolist() == [0.0, 0.0]
     assert bool(scores[0, 2] == 0.0) == possible
+
+
+def test_each_source_may_have_a_least_length_of_its_own() -> None:
+    sources_R = torch.tensor([0, 1, 1, 2])
+    found = MinimumLength(end=1, tokens=[0, 3, 2], prompt=1)(torch.zeros(4, 2), torch.zeros(4, 3).long(), sources_R)
+    assert found[:, 1].tolist() == [0.0, NEVER, NEVER, 0.0]

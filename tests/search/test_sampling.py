@@ -35,7 +35,7 @@ def test_great_heat_makes_all_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"temperature": -1.0}, {"temperature": math.nan}, {"top_k": -1}, {"top_p": 1.5}, {"min_p": -0.1}]
+    "options", [{"temperature": -1.0}, {"temperature": math.nan}, {"top_k": -1}, {"top_p": 1.5}, {"min_p": -0.1}, {"epsilon": 1.0}]
 )
 def test_impossible_values_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(UserError):
@@ -55,6 +55,8 @@ def test_impossible_values_are_refused(options: dict[str, float]) -> None:
         ({"top_p": 1.0}, {0, 1, 2}),
         ({"min_p": 0.2}, {1, 2}),  # shares of the largest: 0.135, 1, 0.368
         ({"min_p": 1.0}, {1}),
+        ({"epsilon": 0.2}, {1, 2}),  # probabilities: 0.090, 0.665, 0.245
+        ({"epsilon": 0.9}, {1}),
     ],
 )
 def test_what_is_drawn_from(options: dict[str, float], allowed: set[int]) -> None:
@@ -80,6 +82,7 @@ def random_logits() -> Tensor:
         ("top_p", "TopPLogitsWarper", 0.8),
         ("top_p", "TopPLogitsWarper", 0.3),
         ("min_p", "MinPLogitsWarper", 0.1),
+        ("epsilon", "EpsilonLogitsWarper", 0.03),
     ],
 )
 def test_the_same_tokens_stay_as_in_transformers(ours: str, theirs: str, value: float) -> None:

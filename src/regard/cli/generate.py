@@ -26,6 +26,7 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
+    epsilon: float | None = None,
     seed: int | None = None,
     n: int | None = None,
     beam: int | None = None,
@@ -81,6 +82,8 @@ def generate(
         Draw from the most probable tokens that together have this probability.
     min_p
         Draw from tokens at least so probable, as a share of the most probable one's probability.
+    epsilon
+        Draw from tokens at least so probable.
     seed
         The same prompt with the same seed gives the same text, whatever stands beside it.
     n
@@ -127,6 +130,7 @@ def generate(
         "top_k": top_k,
         "top_p": top_p,
         "min_p": min_p,
+        "epsilon": epsilon,
         "seed": seed,
         "n": n,
         "beam": beam,

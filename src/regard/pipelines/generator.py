@@ -15,7 +15,7 @@ from regard.search.generation import Generation
 from regard.search.settings import GenerationSettings
 from regard.text.tokenizer import Tokenizer, TokenizerPair
 
-_OF_DRAWING = ("temperature", "top_k", "top_p", "min_p", "seed")
+_OF_DRAWING = ("temperature", "top_k", "top_p", "min_p", "epsilon", "seed")
 
 
 class TextGenerator(Pipeline):

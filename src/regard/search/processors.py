@@ -56,10 +56,11 @@ class Ban:
 
 
 class MinimumLength:
-    """Forbids the end before an output has `tokens` tokens; `prompt` columns come before outputs."""
+    """Forbids the end before an output has `tokens` tokens, or those of its source; `prompt` columns come before it."""
 
-    def __init__(self, end: int, tokens: int, prompt: int) -> None:
-        self._end, self._columns = end, prompt + tokens
+    def __init__(self, end: int, tokens: int | Sequence[int], prompt: int) -> None:
+        self._end, self._prompt = end, prompt
+        self._tokens = torch.tensor(tokens)
 
     def __call__(
         self,
@@ -67,8 +68,9 @@ class MinimumLength:
         tokens_RT: Int[Tensor, "R T"],
         sources_R: Int[Tensor, " R"],
     ) -> Float[Tensor, "R V"]:
-        if tokens_RT.shape[1] < self._columns:
-            scores_RV[:, self._end] = NEVER
+        tokens = self._tokens.to(scores_RV.device)
+        short_R = tokens_RT.shape[1] - self._prompt < (tokens[sources_R] if tokens.dim() else tokens)
+        scores_RV[:, self._end].masked_fill_(short_R, NEVER)
         return scores_RV
 
 

@@ -1,6 +1,6 @@
 """Drawing the next token: what is drawn from, and the draw.
 
-The first four are pure functions of scores (logits or log-probabilities: a number added to a row changes nothing) that
+The first five are pure functions of scores (logits or log-probabilities: a number added to a row changes nothing) that
 keep all scores or put -inf in place of some. They compose; `Sampling` applies them in this order.
 Shapes: R rows, V vocabulary.
 """
@@ -58,6 +58,15 @@ def min_p(scores_RV: Float[Tensor, "R V"], share: float) -> Float[Tensor, "R V"]
     return scores_RV.masked_fill(relative_RV < share, NEVER)
 
 
+def epsilon(scores_RV: Float[Tensor, "R V"], least: float) -> Float[Tensor, "R V"]:
+    """Only tokens that have at least this probability, or the most probable one (Hewitt et al. 2022)."""
+    if least <= 0:
+        return scores_RV
+    probabilities_RV = scores_RV.softmax(dim=1)
+    floor_R1 = probabilities_RV.amax(dim=1, keepdim=True).clamp(max=least)
+    return scores_RV.masked_fill(probabilities_RV < floor_R1, NEVER)
+
+
 def draw(scores_RV: Float[Tensor, "R V"], chance_R: Float[Tensor, " R"]) -> Int[Tensor, " R"]:
     """One token for each row, by its probability; `chance_R` are numbers from [0, 1), each deciding its row alone."""
     cumulative_RV = scores_RV.double().softmax(dim=1).cumsum(dim=1)
@@ -68,7 +77,7 @@ def draw(scores_RV: Float[Tensor, "R V"], chance_R: Float[Tensor, " R"]) -> Int[
 
 
 class Sampling:
-    """The choice of a token by `temperature`, `top_k`, `top_p` and `min_p` of the settings."""
+    """The choice of a token by `temperature`, `top_k`, `top_p`, `min_p` and `epsilon` of the settings."""
 
     def __init__(self, settings: SamplingSettings) -> None:
         self._settings = settings
@@ -82,4 +91,5 @@ class Sampling:
         scores_RV = top_k(scores_RV, settings.top_k)
         scores_RV = top_p(scores_RV, settings.top_p)
         scores_RV = min_p(scores_RV, settings.min_p)
+        scores_RV = epsilon(scores_RV, settings.epsilon)
         return draw(scores_RV, torch.tensor(chances, dtype=torch.float64, device=scores_RV.device))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,24 +18,59 @@ class SearchSettings(Settings):
     """Length penalty: hypotheses are ranked by log-probability / ((5 + tokens) / 6)^alpha (Wu et al. 2016)."""
     extra_tokens: int = Field(50, ge=1)
     """An output has at most so many tokens more than its source."""
+    max_ratio: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """And at most so many times the tokens of its source, rounded up; None: no such limit."""
     min_tokens: int = Field(0, ge=0)
     """The end may not come before so many."""
+    min_ratio: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Nor before so many times the tokens of the source, rounded up."""
     no_repeat: int = Field(0, ge=0)
     """No so many tokens in a row occur twice; 0: no such rule."""
+    forbid: tuple[str, ...] = ()
+    """Words or phrases that no output may hold; a single one may stand for itself."""
     nbest: int = Field(1, ge=1)
-    """Hypotheses returned, best first."""
+    """Hypotheses returned, best first, each with another text."""
+    groups: int = Field(1, ge=1)
+    """Diverse beam search: the beam is divided into so many groups, each kept from saying what those before it say
+    (Vijayakumar et al. 2016); 1: a single beam."""
+    diversity: float = Field(0.5, ge=0, allow_inf_nan=False)
+    """What a token costs a group for each hypothesis of earlier groups that has it at the same place."""
+    coverage: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Weight of the coverage penalty, which ranks hypotheses lower that leave parts of the source unattended
+    (Wu et al. 2016, equation 14); 0: without."""
+    split: Literal["long", "always", "never"] = "long"
+    """Which texts are translated sentence by sentence: those with more than `split_tokens`, all, or none."""
+    split_tokens: int | None = Field(None, ge=1)
+    """A text with more tokens is long, and a sentence with more is cut, where the model cannot read that many or knows
+    shorter ones only. None: 256 from one language to another, and what the model can read for all else."""
+    retry: bool = True
+    """Whether translations that loop, are empty, copy their source or have no end are searched for again."""
     batch_tokens: int = Field(4096, ge=1)
     """Budget of a batch: sources times beam times tokens of its longest source."""
 
+    @field_validator("forbid", mode="before")
+    @classmethod
+    def _one_or_several(cls, forbid: Any) -> Any:
+        return (forbid,) if isinstance(forbid, str) else forbid
+
     @model_validator(mode="after")
-    def _nbest_within_beam(self) -> SearchSettings:
+    def _possible_together(self) -> SearchSettings:
         if self.nbest > self.beam:
             raise ValueError(f"nbest = {self.nbest} needs a beam of at least that size, not {self.beam}")
+        if self.beam % self.groups:
+            raise ValueError(f"groups = {self.groups} does not divide beam = {self.beam}; take a multiple as beam")
+        if not all(map(str.strip, self.forbid)):
+            raise ValueError("forbid: an empty text stands everywhere; give at least one character")
+        if self.max_ratio is not None and self.min_ratio > self.max_ratio:
+            raise ValueError(f"min_ratio = {self.min_ratio} is more than max_ratio = {self.max_ratio}")
         return self
 
 
 class SamplingSettings(Settings):
     """What tokens are drawn from."""
+
+    n: int = Field(1, ge=1)
+    """Texts for each input."""
 
     temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
     """Scores are divided by it before a token is drawn; 0 always takes the most probable one."""
@@ -45,6 +80,8 @@ class SamplingSettings(Settings):
     """Draw from the most probable tokens that together have this probability; 1: from all."""
     min_p: float = Field(0.0, ge=0, le=1)
     """Draw from tokens that are at least so probable, as a share of the most probable one's probability."""
+    epsilon: float = Field(0.0, ge=0, lt=1)
+    """Draw from tokens that are at least so probable; the most probable one always stays."""
     seed: int | None = None
     """The same input with the same seed gives the same text, whatever stands beside it; None: a new one each time."""
 
@@ -56,8 +93,6 @@ class GenerationSettings(SamplingSettings):
     """New tokens at most; None: until the model ends the text or its length is used up."""
     min_tokens: int = Field(0, ge=0)
     """The end may not come before so many."""
-    n: int = Field(1, ge=1)
-    """Texts for each prompt."""
     beam: int = Field(1, ge=1)
     """Above 1: beam search with so many hypotheses, instead of drawing."""
     alpha: float = Field(0.6, ge=-5, le=5)
