@@ -36,16 +36,16 @@ class Passage:
     """A text as pieces and the gaps around them; there is one gap more than there are pieces."""
 
     pieces: tuple[str, ...]
-    """Each holds something visible, and begins and ends with no white space."""
+    """Each says something, and begins and ends with no white space."""
     gaps: tuple[str, ...]
-    """White space and what is invisible: before the first piece, between pieces, after the last."""
+    """White space and what says nothing: before the first piece, between pieces, after the last."""
 
     @classmethod
-    def of(cls, parts: Iterable[str]) -> Passage:
-        """From a text in parts, which put together are the text."""
+    def of(cls, parts: Iterable[str], says: Callable[[str], bool]) -> Passage:
+        """From a text in parts, which put together are the text; `says` is whether one says something."""
         pieces, gaps = [], [""]
         for part in parts:
-            core = part.strip() if visible(part) else ""
+            core = part.strip() if says(part) else ""
             before, core, after = part.partition(core) if core else (part, "", "")
             gaps[-1] += before
             if core:
@@ -80,6 +80,8 @@ def split(text: str, language: str | None = None, fits: Callable[[str], bool] | 
 
     Args:
         language: a code such as `de` or `pt-BR`. An unknown one is taken for one that marks its sentences as most do.
+            Where it is given, marks and pictures that stand alone (`---`) say nothing and belong to the gaps; without
+            it, the text may be no language at all, and all that is visible is in the pieces.
         fits: a sentence for which this is false is cut into parts for which it is true: after a clause, or between
             words, or between characters, near the middle. A single character is never cut.
 
@@ -88,14 +90,17 @@ def split(text: str, language: str | None = None, fits: Callable[[str], bool] | 
     """
     code = primary(language or "")
     sentences = (sentence for line in _LINE.findall(text) for sentence in _sentences(line, code))
-    if fits is None:
-        return Passage.of(sentences)
-    return Passage.of(part for sentence in sentences for part in _cut(sentence, fits))
+    parts = sentences if fits is None else (part for sentence in sentences for part in _cut(sentence, fits))
+    return Passage.of(parts, visible if language is None else _has_words)
 
 
 def visible(text: str) -> bool:
     """Whether there is anything to see: neither white space nor control or format characters alone."""
     return any(not (letter.isspace() or unicodedata.category(letter) in ("Cc", "Cf")) for letter in text)
+
+
+def _has_words(text: str) -> bool:
+    return any(map(str.isalnum, text))
 
 
 def primary(language: str) -> str:
