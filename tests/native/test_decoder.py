@@ -178,6 +178,31 @@ def test_a_row_is_the_same_to_the_last_bit_whatever_stands_beside_it(packed: Pac
             assert torch.equal(logits[1 + row], alone[row][turn])
 
 
+@pytest.mark.parametrize("packed", PACKED, ids=["float32", "int8"])
+def test_a_shortlist_leaves_the_logits_of_its_tokens_and_no_others(packed: PackedModel):
+    shortlists = [np.array([2, 5, 70, 89]), np.arange(VOCABULARY), np.arange(0, VOCABULARY, 3)]
+    listed, whole = NativeDecoder(packed), NativeDecoder(packed)
+    listed.join(SOURCES, shortlists)
+    whole.join(SOURCES)
+    rows_R = torch.tensor([0, 0, 1, 1, 2, 2])
+    tokens_R = torch.tensor([1, 2, 3])
+    for _ in range(3):
+        logits_RV, all_RV = listed.step(tokens_R), whole.step(tokens_R)
+        for row, values_V in enumerate(logits_RV):
+            inside = shortlists[row * 3 // len(logits_RV)]
+            assert torch.equal(values_V[inside], all_RV[row][inside])
+            assert int(values_V.isfinite().sum()) == len(inside)
+        count = 3
+        values_RC, tokens_RC = listed.candidates(count, np.zeros(VOCABULARY, dtype=np.float32))
+        expected_RC, places_RC = largest(logits_RV.log_softmax(dim=1), count)
+        assert tokens_RC.tolist() == places_RC.tolist()
+        np.testing.assert_allclose(values_RC, expected_RC, atol=2e-5)
+        if len(tokens_R) == 3:
+            for each in (listed, whole):
+                each.reorder(rows_R, None)
+        tokens_R = torch.tensor([4, 9, 30, 7, 60, 2])
+
+
 def test_rows_that_are_not_wanted_stay_as_they_are():
     packed = PACKED[0]
     waits, goes = NativeDecoder(packed), NativeDecoder(packed)
@@ -240,6 +265,8 @@ def test_what_cannot_be_done_is_said():
         decoder.join([[VOCABULARY]])
     with pytest.raises(NativeError, match="more positions than the model has"):
         decoder.join([[5] * 65])
+    with pytest.raises(NativeError, match="not in the vocabulary"):
+        decoder.join([[5]], [np.array([VOCABULARY])])
     decoder.join(SOURCES[:1])
     with pytest.raises(NativeError, match="not in the vocabulary"):
         decoder.advance(np.array([-1]))

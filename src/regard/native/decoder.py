@@ -226,14 +226,21 @@ class NativeDecoder:
         if getattr(self, "_handle", None):
             self._library.regard_session_free(self._handle)
 
-    def join(self, sources: Sequence[Sequence[int]]) -> None:
-        """Read sources. Each comes last and gets as many rows as each of the others has (or one)."""
-        ids = np.array([token for source in sources for token in source], dtype=np.int32)
-        lengths = np.array([len(source) for source in sources], dtype=np.int64)
+    def join(
+        self, sources: Sequence[Sequence[int]], shortlists: Sequence[Int[np.ndarray, " tokens"]] | None = None
+    ) -> None:
+        """Read sources. Each comes last and gets as many rows as each of the others has (or one).
+
+        Args:
+            shortlists: the tokens that may be said of each source, ascending; the others have no probability.
+        """
+        ids, lengths = _joined(sources)
+        listed = [None, None] if shortlists is None else _joined(shortlists)
+        given = [None if each is None else each.ctypes.data for each in (ids, lengths, *listed)]
         width = self.rows // self.sources if self.sources else 1
-        self._check(self._library.regard_join(self._handle, ids.ctypes.data, lengths.ctypes.data, len(lengths)))
-        self.sources += len(lengths)
-        self.rows += width * len(lengths)
+        self._check(self._library.regard_join(self._handle, *given[:2], len(sources), *given[2:]))
+        self.sources += len(sources)
+        self.rows += width * len(sources)
 
     def advance(self, tokens_R: np.ndarray, wanted_R: np.ndarray | None = None) -> None:
         """Append a token to each row, or to those that are wanted."""
@@ -271,3 +278,9 @@ class NativeDecoder:
 
     def _check(self, result: int) -> None:
         check(result, self._library)
+
+
+def _joined(lists: Sequence[Sequence[int] | np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers one list after the other, and how many of each there are."""
+    numbers = np.concatenate([np.asarray(each, dtype=np.int32) for each in lists])
+    return numbers, np.array([len(each) for each in lists], dtype=np.int64)

@@ -25,7 +25,7 @@ struct Builder {
 extern "C" {
 
 // The number of this interface, which library.py knows too.
-int regard_interface() { return 1; }
+int regard_interface() { return 2; }
 
 const char* regard_message() { return message.c_str(); }
 
@@ -82,9 +82,10 @@ intptr_t regard_session(void* model) {
 
 void regard_session_free(void* session) { delete static_cast<regard::Session*>(session); }
 
-int regard_join(void* session, const int32_t* ids, const int64_t* lengths, int64_t count) {
+int regard_join(void* session, const int32_t* ids, const int64_t* lengths, int64_t count, const int32_t* shortlists,
+                const int64_t* shortlist_lengths) {
     return guarded([&] {
-        static_cast<regard::Session*>(session)->join(ids, lengths, count);
+        static_cast<regard::Session*>(session)->join(ids, lengths, count, shortlists, shortlist_lengths);
         return 0;
     });
 }

@@ -16,7 +16,7 @@ from pathlib import Path
 KINDS = "_avx512", "_avx2", "_plain"
 """Best first."""
 
-INTERFACE = 1
+INTERFACE = 2
 """Changes with what the functions take or give, here and in `library.cpp`."""
 
 FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
@@ -31,7 +31,7 @@ FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "regard_model_free": (None, [c_void_p]),
     "regard_session": (c_int64, [c_void_p]),
     "regard_session_free": (None, [c_void_p]),
-    "regard_join": (c_int, [c_void_p, c_void_p, c_void_p, c_int64]),
+    "regard_join": (c_int, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p]),
     "regard_reorder": (c_int, [c_void_p, c_void_p, c_int64, c_void_p, c_int64]),
     "regard_step": (c_int, [c_void_p, c_void_p, c_void_p]),
     "regard_logits": (c_int, [c_void_p, c_void_p]),

@@ -7,14 +7,20 @@
 #include <memory>
 #include <new>
 #include <stdexcept>
+#include <utility>
 #include <vector>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include "vectors.h"
 
 namespace regard {
 
 constexpr int PANEL = 64;  // outputs that are computed together
-constexpr int ROWS = 6;    // rows that are: 6 x 64 sums fill the registers of AVX-512
+constexpr int VECTORS = PANEL / LANES;
+constexpr int ROWS = 6;  // rows that are: 6 x 4 vectors of sums fill the registers of AVX-512
 
 inline int64_t rounded(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 
@@ -24,17 +30,24 @@ class Buffer {
    public:
     T* get(size_t count) {
         if (count > size_) {
-            size_t bytes = rounded((count + count / 4) * sizeof(T), 64);
-            data_.reset(static_cast<T*>(std::aligned_alloc(64, bytes)));
+            size_t wanted = (count + count / 4) * sizeof(T), unit = wanted < LARGE ? 64 : LARGE;
+            size_t bytes = rounded(wanted, unit);
+            data_.reset();
+            data_.reset(static_cast<T*>(std::aligned_alloc(unit, bytes)));
             if (!data_) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+            if (unit == LARGE) madvise(data_.get(), bytes, MADV_HUGEPAGE);  // fewer pages to look up
+#endif
             std::memset(data_.get(), 0, bytes);
-            size_ = count;
+            size_ = bytes / sizeof(T);
         }
         return data_.get();
     }
     T* data() const { return data_.get(); }
 
    private:
+    static constexpr size_t LARGE = 1 << 21;
+
     struct Free {
         void operator()(T* memory) const { std::free(memory); }
     };
@@ -69,13 +82,52 @@ class Matrix {
             pack_floats(weight);
     }
 
+    // Some outputs of another matrix, in this order.
+    Matrix(const Matrix& whole, const int32_t* chosen, int64_t count)
+        : outputs(count), inputs(whole.inputs), eight_bits_(whole.eight_bits_), depth_(whole.depth_) {
+        panels_ = rounded(outputs, PANEL) / PANEL;
+        std::fill_n(bias_.get(panels_ * PANEL), panels_ * PANEL, 0.0f);
+        if (eight_bits_) {
+            std::fill_n(scales_.get(panels_ * PANEL), panels_ * PANEL, 0.0f);
+            std::fill_n(offsets_.get(panels_ * PANEL), panels_ * PANEL, 0);
+            bytes_.get(panels_ * depth_ * PANEL);
+        } else {
+            floats_.get(panels_ * inputs * PANEL);
+        }
+        for (int64_t n = 0; n < count; n++) {
+            int64_t from = chosen[n];
+            if (from < 0 || from >= whole.outputs) throw std::runtime_error("a token is not in the vocabulary");
+            bias_.data()[n] = whole.bias_.data()[from];
+            if (eight_bits_) {
+                scales_.data()[n] = whole.scales_.data()[from];
+                offsets_.data()[n] = whole.offsets_.data()[from];
+                for (int64_t group = 0; group < depth_ / 4; group++)
+                    std::memcpy(bytes_.data() + place(n, group, depth_ / 4) * 4,
+                                whole.bytes_.data() + place(from, group, depth_ / 4) * 4, 4);
+            } else {
+                for (int64_t k = 0; k < inputs; k++)
+                    floats_.data()[place(n, k, inputs)] = whole.floats_.data()[place(from, k, inputs)];
+            }
+        }
+    }
+
     bool eight_bits() const { return eight_bits_; }
     int64_t width() const { return panels_ * PANEL; }
+
+    int64_t panels() const { return panels_; }
 
     // Outputs of `count` rows; `finish` makes of sixteen sums (with bias) what is stored at a place.
     template <typename Finish>
     void multiply(const Rows& x, int64_t count, float* y, int64_t y_stride, Finish finish) const {
-        for (int64_t panel = 0; panel < panels_; panel++) {
+        multiply(x, count, 0, panels_, y, y_stride, finish);
+    }
+
+    // Those of some panels only; `y` begins with the first of them.
+    template <typename Finish>
+    void multiply(const Rows& x, int64_t count, int64_t first, int64_t last, float* y, int64_t y_stride,
+                  Finish finish) const {
+        y -= first * PANEL;
+        for (int64_t panel = first; panel < last; panel++) {
             int64_t row = 0;
             for (; row + ROWS <= count; row += ROWS) block<ROWS>(x, row, panel, y, y_stride, finish);
             switch (count - row) {
@@ -99,12 +151,17 @@ class Matrix {
     Buffer<int8_t> bytes_;
     Buffer<int32_t> offsets_;  // 128 times the sum of an output's weights: what the shift of the rows adds
 
+    // Where an output's weight for an input, or four of them, stands in panels of this depth.
+    static int64_t place(int64_t output, int64_t input, int64_t depth) {
+        return (output / PANEL * depth + input) * PANEL + output % PANEL;
+    }
+
     void pack_floats(const float* weight) {
         float* packed = floats_.get(panels_ * inputs * PANEL);
         std::fill_n(packed, panels_ * inputs * PANEL, 0.0f);
         for (int64_t n = 0; n < outputs; n++)
             for (int64_t k = 0; k < inputs; k++)
-                packed[(n / PANEL * inputs + k) * PANEL + n % PANEL] = weight[n * inputs + k];
+                packed[place(n, k, inputs)] = weight[n * inputs + k];
     }
 
     void pack_bytes(const float* weight) {
@@ -119,7 +176,7 @@ class Matrix {
             int32_t total = 0;
             for (int64_t k = 0; k < inputs; k++) {
                 int value = int(std::nearbyint(weight[n * inputs + k] * inverse));
-                packed[((n / PANEL * (depth_ / 4) + k / 4) * PANEL + n % PANEL) * 4 + k % 4] = int8_t(value);
+                packed[place(n, k / 4, depth_ / 4) * 4 + k % 4] = int8_t(value);
                 total += value;
             }
             scales_.data()[n] = scale;
@@ -127,67 +184,68 @@ class Matrix {
         }
     }
 
+    // `M` rows times one panel. The sums are named one by one (`I` counts them), never in a loop: only so the compiler
+    // keeps all of them in registers.
     template <int M, typename Finish>
     void block(const Rows& x, int64_t row, int64_t panel, float* y, int64_t y_stride, Finish finish) const {
-        const float* bias = bias_.data() + panel * PANEL;
-        if (eight_bits_) {
-            ints sums[M][4] = {};
-            add_bytes<M>(sums, x.bytes + row * x.byte_stride, x.byte_stride, bytes_.data() + panel * depth_ * PANEL);
-            const float* scales = scales_.data() + panel * PANEL;
-            const ints* offsets = reinterpret_cast<const ints*>(offsets_.data() + panel * PANEL);
-            for (int m = 0; m < M; m++) {
-                float* to = y + (row + m) * y_stride + panel * PANEL;
-                for (int j = 0; j < 4; j++) {
-                    floats exact = __builtin_convertvector(sums[m][j] - offsets[j], floats);
-                    floats value = exact * (load(scales + 16 * j) * x.scales[row + m]) + load(bias + 16 * j);
-                    store(to + 16 * j, finish(value, to + 16 * j));
-                }
-            }
-        } else {
-            floats sums[M][4] = {};
-            const float* from = x.values + row * x.stride;
-            const float* weights = floats_.data() + panel * inputs * PANEL;
-            for (int64_t k = 0; k < inputs; k++, weights += PANEL) {
-                floats b0 = load(weights), b1 = load(weights + 16), b2 = load(weights + 32), b3 = load(weights + 48);
-#pragma GCC unroll 6
-                for (int m = 0; m < M; m++) {
-                    float a = from[m * x.stride + k];
-                    sums[m][0] += a * b0;
-                    sums[m][1] += a * b1;
-                    sums[m][2] += a * b2;
-                    sums[m][3] += a * b3;
-                }
-            }
-            for (int m = 0; m < M; m++) {
-                float* to = y + (row + m) * y_stride + panel * PANEL;
-                for (int j = 0; j < 4; j++) store(to + 16 * j, finish(sums[m][j] + load(bias + 16 * j), to + 16 * j));
-            }
-        }
+        auto sums = std::make_integer_sequence<int, M * VECTORS>{};
+        float* to = y + row * y_stride + panel * PANEL;
+        if (eight_bits_)
+            block_of_bytes(sums, x, row, panel, to, y_stride, finish);
+        else
+            block_of_floats(sums, x, row, panel, to, y_stride, finish);
     }
 
-    template <int M>
-    void add_bytes(ints (&sums)[M][4], const uint8_t* from, int64_t stride, const int8_t* weights) const {
-        for (int64_t k = 0; k < depth_; k += 4, weights += 4 * PANEL) {
+    template <typename Finish, int... I>
+    void block_of_floats(std::integer_sequence<int, I...>, const Rows& x, int64_t row, int64_t panel, float* to,
+                         int64_t y_stride, Finish finish) const {
+        floats sums[sizeof...(I)];
+        ((sums[I] = floats{}), ...);
+        const float* from = x.values + row * x.stride;
+        const float* weights = floats_.data() + panel * inputs * PANEL;
+        for (int64_t k = 0; k < inputs; k++, weights += PANEL)
+            ((sums[I] += from[I / VECTORS * x.stride + k] * load(weights + I % VECTORS * LANES)), ...);
+        const float* bias = bias_.data() + panel * PANEL;
+        (put(to, y_stride, I, sums[I] + load(bias + I % VECTORS * LANES), finish), ...);
+    }
+
+    template <typename Finish, int... I>
+    void block_of_bytes(std::integer_sequence<int, I...>, const Rows& x, int64_t row, int64_t panel, float* to,
+                        int64_t y_stride, Finish finish) const {
+        ints sums[sizeof...(I)];
+        ((sums[I] = ints{}), ...);
+        const uint8_t* from = x.bytes + row * x.byte_stride;
+        const int8_t* weights = bytes_.data() + panel * depth_ * PANEL;
+        for (int64_t k = 0; k < depth_; k += 4, weights += 4 * PANEL)
+            ((sums[I] = add_products(sums[I], from + I / VECTORS * x.byte_stride + k, weights + I % VECTORS * 64)), ...);
+        const ints* offsets = reinterpret_cast<const ints*>(offsets_.data() + panel * PANEL);
+        const float *scales = scales_.data() + panel * PANEL, *bias = bias_.data() + panel * PANEL;
+        auto real = [&](int i, ints sum) {
+            int place = i % VECTORS * LANES;
+            floats exact = __builtin_convertvector(sum - offsets[i % VECTORS], floats);
+            return exact * (load(scales + place) * x.scales[row + i / VECTORS]) + load(bias + place);
+        };
+        (put(to, y_stride, I, real(I, sums[I]), finish), ...);
+    }
+
+    template <typename Finish>
+    static void put(float* to, int64_t y_stride, int i, floats value, Finish finish) {
+        float* place = to + i / VECTORS * y_stride + i % VECTORS * LANES;
+        store(place, finish(value, place));
+    }
+
+    // Sixteen sums, each with the products of four bytes of a row and four weights.
+    static ints add_products(ints sums, const uint8_t* four, const int8_t* weights) {
 #if defined(__AVX512VNNI__)
-            __m512i b[4];
-            for (int j = 0; j < 4; j++) b[j] = _mm512_loadu_si512(weights + 64 * j);
-#pragma GCC unroll 6
-            for (int m = 0; m < M; m++) {
-                int32_t four;
-                std::memcpy(&four, from + m * stride + k, 4);
-                __m512i a = _mm512_set1_epi32(four);
-#pragma GCC unroll 4
-                for (int j = 0; j < 4; j++) sums[m][j] = (ints)_mm512_dpbusd_epi32((__m512i)sums[m][j], a, b[j]);
-            }
+        int32_t together;
+        std::memcpy(&together, four, 4);
+        return (ints)_mm512_dpbusd_epi32((__m512i)sums, _mm512_set1_epi32(together), _mm512_loadu_si512(weights));
 #else
-            for (int m = 0; m < M; m++)
-                for (int n = 0; n < PANEL; n++) {
-                    int32_t total = 0;
-                    for (int i = 0; i < 4; i++) total += int32_t(from[m * stride + k + i]) * weights[4 * n + i];
-                    reinterpret_cast<int32_t*>(&sums[m][0])[n] += total;
-                }
+        for (int i = 0; i < LANES; i++)
+            sums[i] += four[0] * weights[4 * i] + four[1] * weights[4 * i + 1] + four[2] * weights[4 * i + 2] +
+                       four[3] * weights[4 * i + 3];
+        return sums;
 #endif
-        }
     }
 };
 

@@ -1,6 +1,7 @@
 // One search at work on a model: the sources it has read and the rows that grow.
 #pragma once
 
+#include "best.h"
 #include "transformer.h"
 
 namespace regard {
@@ -10,6 +11,8 @@ namespace regard {
 struct Memory {
     int64_t length = 0, padded = 0;
     Buffer<float> keys, values;  // [layer][key width][padded], [layer][length][value width]
+    std::vector<int32_t> shortlist;  // the tokens that may be said of it, in order; none: all
+    Matrix output;                   // the rows of the output matrix for them
 };
 
 class Session {
@@ -21,10 +24,17 @@ class Session {
     int64_t rows() const { return int64_t(paths_.size()); }
 
     // Read sources, their ids one after the other; each becomes a source with as many rows as the others have, which
-    // have said nothing.
-    void join(const int32_t* ids, const int64_t* lengths, int64_t count) {
+    // have said nothing. `shortlists` holds the tokens that may be said of each, one source after the other, in
+    // ascending order, or is null.
+    void join(const int32_t* ids, const int64_t* lengths, int64_t count, const int32_t* shortlists,
+              const int64_t* shortlist_lengths) {
         int64_t width = sources_.empty() ? 1 : rows() / int64_t(sources_.size());
-        encode(ids, lengths, count);
+        std::vector<std::shared_ptr<Memory>> memories = encode(ids, lengths, count);
+        for (int64_t i = 0; shortlists && i < count; shortlists += shortlist_lengths[i++]) {
+            memories[i]->shortlist.assign(shortlists, shortlists + shortlist_lengths[i]);
+            memories[i]->output = Matrix(model_->output, shortlists, shortlist_lengths[i]);
+        }
+        sources_.insert(sources_.end(), memories.begin(), memories.end());
         paths_.resize(paths_.size() + count * width, NONE);
     }
 
@@ -74,11 +84,14 @@ class Session {
             for (int64_t i = 0; i < count; i++) model_->decoder_norm.apply(x + i * stride, x + i * stride);
     }
 
-    // Logits of all rows of the last step; rows that were not wanted get zeros.
+    // Logits of all rows of the last step; -infinity for rows that were not wanted and tokens that may not be said.
     void logits(float* to) {
         int64_t vocabulary = settings_.target_vocabulary;
-        std::fill_n(to, rows() * vocabulary, 0.0f);
-        for_logits([&](int64_t row, const float* values) { std::copy_n(values, vocabulary, to + row * vocabulary); });
+        std::fill_n(to, rows() * vocabulary, -INFINITY);
+        for_logits([&](int64_t i, const int32_t* names, int64_t first, int64_t count, const float* values) {
+            float* row = to + live_[i] * vocabulary;
+            for (int64_t k = 0; k < count; k++) row[names ? names[first + k] : first + k] = values[k];
+        });
     }
 
     // The `count` most probable tokens of each row and their log-probabilities; `allowed` adds 0 or -infinity. Of equal
@@ -86,14 +99,18 @@ class Session {
     void candidates(int64_t count, const float* allowed, float* log_probabilities, int64_t* tokens) {
         std::fill_n(log_probabilities, rows() * count, -INFINITY);
         std::fill_n(tokens, rows() * count, int64_t(0));
-        for_logits([&](int64_t row, const float* values) {
-            choose(values, allowed, count, log_probabilities + row * count, tokens + row * count);
+        best_.clear();
+        for (int64_t row : live_) best_.emplace_back(count, log_probabilities + row * count, tokens + row * count);
+        for_logits([&](int64_t i, const int32_t* names, int64_t first, int64_t some, const float* values) {
+            best_[i].read(names, first, some, values, allowed);
         });
+        for (Best& best : best_) best.finish();
     }
 
    private:
     static constexpr int32_t NONE = -1;
-    static constexpr int64_t CHUNK = 256;  // entries that are allocated at once
+    static constexpr int64_t CHUNK = 256;   // entries that are allocated at once
+    static constexpr int64_t COLUMNS = 8;   // panels of logits that are made at a time
 
     std::shared_ptr<const Model> model_;
     const Settings& settings_;
@@ -112,6 +129,7 @@ class Session {
     std::vector<int64_t> live_;   // the rows of this step
     std::vector<int64_t> starts_;  // where the path of each of them begins in `path_`
     std::vector<const float*> path_;  // the entries of all live rows, one row after the other
+    std::vector<Best> best_;
 
     Operand operand_, hidden_operand_;
     Buffer<float> x_, in_, out_, projected_, heads_, hidden_, gated_, scores_, logits_, keys_;
@@ -308,7 +326,13 @@ class Session {
             std::fill_n(heads + i * mixed, mixed, 0.0f);
             for (int64_t h = 0; h < settings_.heads; h++) {
                 int64_t key = layer_offset + h / shared * d_key, value = layer_offset + keys + h / shared * d_value;
-                for (int64_t t = 0; t < length; t++) scores[t] = dot(row + h * d_key, path[t] + key, int(d_key));
+                const float* query = row + h * d_key;
+                int64_t t = 0;
+                for (; t + 4 <= length; t += 4) {
+                    const float* four[4] = {path[t] + key, path[t + 1] + key, path[t + 2] + key, path[t + 3] + key};
+                    four_dots(query, four, int(d_key), scores + t);
+                }
+                for (; t < length; t++) scores[t] = dot(query, path[t] + key, int(d_key));
                 weigh(scores, length, &positions, h, length - 1);
                 mix(scores, length, heads + i * mixed + h * d_value, [&](int64_t t) { return path[t] + value; });
             }
@@ -321,6 +345,20 @@ class Session {
     void mix(const float* weights, int64_t length, float* out, Value value) const {
         int64_t d_value = settings_.d_value;
         int64_t e = 0;
+        for (; e + 4 * LANES <= d_value; e += 4 * LANES) {
+            floats a{}, b{}, c{}, d{};
+            for (int64_t t = 0; t < length; t++) {
+                const float* from = value(t) + e;
+                a += weights[t] * load(from);
+                b += weights[t] * load(from + LANES);
+                c += weights[t] * load(from + 2 * LANES);
+                d += weights[t] * load(from + 3 * LANES);
+            }
+            store(out + e, a);
+            store(out + e + LANES, b);
+            store(out + e + 2 * LANES, c);
+            store(out + e + 3 * LANES, d);
+        }
         for (; e + 2 * LANES <= d_value; e += 2 * LANES) {
             floats a{}, b{};
             for (int64_t t = 0; t < length; t++) {
@@ -424,7 +462,7 @@ class Session {
         multiply(layer.out, operand_, heads, mixed, count, out, stride);
     }
 
-    void encode(const int32_t* ids, const int64_t* lengths, int64_t sources) {
+    std::vector<std::shared_ptr<Memory>> encode(const int32_t* ids, const int64_t* lengths, int64_t sources) {
         int64_t count = 0, d_model = settings_.d_model, stride = rounded(d_model, PANEL);
         for (int64_t source = 0; source < sources; source++) {
             if (lengths[source] < 1) throw std::runtime_error("a source is empty");
@@ -445,10 +483,11 @@ class Session {
         }
         if (model_->encoder_norm)
             for (int64_t i = 0; i < count; i++) model_->encoder_norm.apply(x + i * stride, x + i * stride);
-        remember(x, lengths, sources, count, stride);
+        return remember(x, lengths, sources, count, stride);
     }
 
-    void remember(const float* x, const int64_t* lengths, int64_t sources, int64_t count, int64_t stride) {
+    std::vector<std::shared_ptr<Memory>> remember(const float* x, const int64_t* lengths, int64_t sources, int64_t count,
+                                                  int64_t stride) {
         int64_t keys = model_->keys(), values = model_->values(), layers = settings_.decoder_layers;
         std::vector<std::shared_ptr<Memory>> memories;
         for (int64_t source = 0; source < sources; source++) {
@@ -480,60 +519,44 @@ class Session {
                 projected += length * width;
             }
         }
-        for (auto& memory : memories) sources_.push_back(std::move(memory));
+        return memories;
     }
 
-    // Logits of the live rows, a few at a time, so that they stay in the cache.
+    // Logits of the live rows, and by which names tokens go there: those of a source's shortlist, or null.
     template <typename Use>
     void for_logits(Use use) {
-        const Matrix& output = model_->output;
-        int64_t count = int64_t(live_.size()), stride = rounded(settings_.d_model, PANEL), width = output.width();
-        float cap = settings_.output_softcap;
-        for (int64_t first = 0; first < count; first += 2 * ROWS) {
-            int64_t some = std::min<int64_t>(2 * ROWS, count - first);
-            float* logits = logits_.get(some * width);
-            multiply(output, operand_, x_.data() + first * stride, stride, some, logits, width);
-            for (int64_t i = 0; i < some; i++) {
-                float* row = logits + i * width;
-                if (cap > 0)
-                    for (int64_t k = 0; k < width; k += LANES) store(row + k, cap * tangent(load(row + k) / cap));
-                use(live_[first + i], row);
-            }
+        int64_t count = int64_t(live_.size()), width = sources_.empty() ? 1 : rows() / int64_t(sources_.size());
+        for (int64_t first = 0, last = 0; first < count; first = last) {
+            const Memory& memory = *sources_[live_[first] / width];
+            bool listed = !memory.shortlist.empty();
+            auto alike = [&](int64_t i) {
+                const Memory& other = *sources_[live_[i] / width];
+                return listed ? &other == &memory : other.shortlist.empty();
+            };
+            while (last < count && alike(last)) last++;
+            for_logits(listed ? memory.output : model_->output, first, last, [&](int64_t i, int64_t from, int64_t some,
+                                                                                  const float* values) {
+                use(i, listed ? memory.shortlist.data() : nullptr, from, some, values);
+            });
         }
     }
 
-    void choose(const float* logits, const float* allowed, int64_t count, float* best, int64_t* tokens) const {
-        int64_t vocabulary = settings_.target_vocabulary, whole = vocabulary / LANES * LANES;
-        floats most = all(-INFINITY);
-        for (int64_t k = 0; k < whole; k += LANES) most = larger(most, load(logits + k));
-        float top = largest(most);
-        for (int64_t k = whole; k < vocabulary; k++) top = std::max(top, logits[k]);
-        floats total{};
-        for (int64_t k = 0; k < whole; k += LANES) total += exponential(load(logits + k) - top);
-        if (whole < vocabulary)
-            total += exponential(load_some(logits + whole, int(vocabulary - whole), -INFINITY) - top);
-        float normaliser = top + std::log(sum(total));  // NaN where a logit is
-
-        int64_t held = 0;
-        float least = -INFINITY;  // what the next one must exceed, once there are enough
-        auto offer = [&](int64_t token, float value) {
-            if (held == count && !(value > least)) return;
-            int64_t place = held < count ? held++ : count - 1;
-            for (; place > 0 && best[place - 1] < value; place--) {
-                best[place] = best[place - 1];
-                tokens[place] = tokens[place - 1];
-            }
-            best[place] = value;
-            tokens[place] = token;
-            if (held == count) least = best[count - 1];
-        };
-        for (int64_t k = 0; k < vocabulary; k += LANES) {
-            int64_t some = std::min<int64_t>(LANES, vocabulary - k);
-            if (some == LANES && held == count && !(largest(load(logits + k) + load(allowed + k)) > least)) continue;
-            for (int64_t i = k; i < k + some; i++)
-                if (allowed[i] == 0.0f) offer(i, logits[i]);
+    // Those of rows with one output matrix, some columns of all at a time, so that neither they nor the weights leave
+    // the cache.
+    template <typename Use>
+    void for_logits(const Matrix& output, int64_t begin, int64_t end, Use use) {
+        int64_t count = end - begin, stride = rounded(settings_.d_model, PANEL), width = COLUMNS * PANEL;
+        float cap = settings_.output_softcap;
+        float* logits = logits_.get(count * width);
+        Rows rows = operand_.prepare(x_.data() + begin * stride, count, stride, settings_.d_model, settings_.eight_bits);
+        for (int64_t panel = 0; panel < output.panels(); panel += COLUMNS) {
+            int64_t last = std::min(panel + COLUMNS, output.panels()), first = panel * PANEL;
+            output.multiply(rows, count, panel, last, logits, width, [cap](floats x, float*) {
+                return cap > 0 ? cap * tangent(x / cap) : x;
+            });
+            int64_t some = std::min<int64_t>(last * PANEL, output.outputs) - first;
+            for (int64_t i = 0; i < count; i++) use(begin + i, first, some, logits + i * width);
         }
-        for (int64_t i = 0; i < held; i++) best[i] -= normaliser;
     }
 };
 
