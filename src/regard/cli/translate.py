@@ -31,6 +31,9 @@ def translate(
     nbest: int | None = None,
     extra_tokens: int | None = None,
     scores: Annotated[bool, Parameter(negative="")] = False,
+    split: Literal["long", "always", "never"] | None = None,
+    split_tokens: int | None = None,
+    retry: Annotated[bool | None, Parameter(negative="--no-retry")] = None,
     batch_tokens: int | None = None,
     device: str | None = None,
     executor: Literal["auto", "native", "torch"] = "auto",
@@ -42,6 +45,9 @@ def translate(
 
     Each line of input gives one line of output, in order; an empty line stays empty. From standard input, what has
     arrived is translated at once. Options that are not given are those stored with the model.
+
+    A line that is longer than the model knows is translated sentence by sentence. Translations that loop, are empty,
+    copy their source or have no end are searched for again; what stays wrong is named on standard error.
 
     From --input to --output, what is done is kept beside OUTPUT: after Ctrl-C, a kill or a full disk the same command
     goes on where it was, and OUTPUT becomes what it would have been. A line that stands there several times is
@@ -56,6 +62,8 @@ def translate(
         regard translate runs/mine --input test.en --output test.de
 
         cat test.en | regard translate runs/mine --beam 1 | less
+
+        regard translate runs/mine --input book.en --output book.de --split always
 
     Parameters
     ----------
@@ -77,6 +85,13 @@ def translate(
         A translation has at most so many tokens more than its source.
     scores
         Put the score (log-probability with length penalty) and a tab before each translation.
+    split
+        Which lines are translated sentence by sentence: those that are long, all (always) or none (never).
+    split_tokens
+        A line with more tokens than this is long. Default: 256 from one language to another, and never more than the
+        model can read.
+    retry
+        Search again for what comes out wrong.
     batch_tokens
         Size of a batch: texts times beam times tokens of the longest. Less needs less memory.
     device
@@ -105,8 +120,9 @@ def translate(
     translator = load_for_bulk(model, device).use(executor, precision)
     if explain:
         log.info(translator.explain())
-    given = {"beam": beam, "alpha": alpha, "nbest": nbest, "extra_tokens": extra_tokens, "batch_tokens": batch_tokens}
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    given: dict[str, Any] = {"beam": beam, "alpha": alpha, "nbest": nbest, "extra_tokens": extra_tokens}
+    given |= {"split": split, "split_tokens": split_tokens, "retry": retry, "batch_tokens": batch_tokens}
+    options = {name: value for name, value in given.items() if value is not None}
     settings = SearchSettings.parse({**translator.settings.model_dump(), **options}, "search options")
     many = settings.nbest > 1
 

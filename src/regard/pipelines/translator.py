@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal, Self
 
 from regard.errors import UserError
@@ -10,10 +11,11 @@ from regard.evaluation.scoring import PairScore, score
 from regard.model import store
 from regard.model.transformer import EncoderDecoder
 from regard.pipelines.directory import PATIENCE, ModelDirectory, Pipeline, listed
+from regard.pipelines.passages import Passages
 from regard.search import engine
-from regard.search.engine import Translation
 from regard.search.executors import Choice, Executor, fastest
 from regard.search.settings import SamplingSettings, SearchSettings
+from regard.search.trouble import Mended
 from regard.text.tokenizer import TokenizerPair
 
 
@@ -88,8 +90,11 @@ class Translator(Pipeline):
         """
         return [translation.best.text for translation in self.hypotheses(texts, **options)]
 
-    def hypotheses(self, texts: str | Sequence[str], **options: Any) -> list[Translation]:
-        """As `translate`, with all that was found: `nbest` candidates with scores, token ids and whether they ended."""
+    def hypotheses(self, texts: str | Sequence[str], **options: Any) -> list[Mended]:
+        """As `translate`, with all that was found: `nbest` candidates with scores, token ids and whether they ended.
+
+        `trouble` says what is wrong with the best one, and `remedy` how it was found where the first search went wrong.
+        """
         return list(self.stream(listed(texts), patience=None, name="text", **options))
 
     def stream(
@@ -100,8 +105,8 @@ class Translator(Pipeline):
         patience: float | None = PATIENCE,
         name: str = "input",
         **options: Any,
-    ) -> Iterator[Translation]:
-        """Translate texts as they come, in order, without holding all of them.
+    ) -> Iterator[Mended]:
+        """Translate texts as they come, in order, without holding all of them; see `regard.pipelines.passages`.
 
         Args:
             sampling: draw one translation of each text, token by token, instead of searching for the best.
@@ -111,16 +116,14 @@ class Translator(Pipeline):
             name: stands in warnings before the number of the line.
         """
         settings = self._settings(options)
-        return engine.translate(
-            self.executor,
-            self.tokenizers,
-            texts,
-            settings,
-            sampling=sampling,
-            patience=patience,
-            workers=self.workers,
-            name=name,
-        )
+        if sampling is not None:  # what was drawn is not drawn again
+            settings = settings.model_copy(update={"retry": False})
+        search = partial(engine.translate, self.executor, self.tokenizers, sampling=sampling, workers=self.workers)
+        frame = len(self.tokenizers.source_begin) + len(self.tokenizers.source_end)
+        reads = self.model.settings.source_reach - frame
+        writes = self.model.settings.max_length - len(self.tokenizers.target_begin)
+        passages = Passages(search, self.tokenizers, settings, reads, writes, self.languages)
+        return passages.translate(texts, patience, name)
 
     def score(self, sources: str | Sequence[str], targets: str | Sequence[str]) -> list[PairScore]:
         """How probable the model finds each target as the translation of its source.
