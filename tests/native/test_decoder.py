@@ -64,7 +64,7 @@ def compared(model: EncoderDecoder, precision: Any) -> list[tuple[torch.Tensor, 
     """Logits of PyTorch and of the library, over steps with rows that multiply, change places and leave."""
     theirs = CachedDecoder(model, *pad(SOURCES, 0))
     ours = NativeDecoder(PackedModel(model, precision))
-    ours.join(SOURCES)
+    ours.read(SOURCES)
     pairs = []
     tokens_R = torch.tensor([1, 2, 3])
     with torch.inference_mode():
@@ -103,7 +103,7 @@ def test_weights_become_bytes_by_a_scale_for_each_output():
     """One product by hand: a model without layers gives normalised embeddings times the output matrix."""
     model = build(encoder_layers=1, decoder_layers=0, positions="none", norm_placement="pre", final_norm=False)
     decoder = NativeDecoder(PackedModel(model, "int8"))
-    decoder.join([[5, 6]])
+    decoder.read([[5, 6]])
     logits = decoder.step(torch.tensor([9]))[0].numpy()
     row = (model.target_embedding.weight[9] * model.target_embedding.scale).detach().numpy()
     weight = model.output.detach().numpy()
@@ -123,7 +123,7 @@ def test_candidates_are_the_largest_of_the_logits(count: int, banned: set[int], 
     model = PACKED[1]
     decoder, same = NativeDecoder(model), NativeDecoder(model)
     for each in (decoder, same):
-        each.join(SOURCES)
+        each.read(SOURCES)
     for turn in range(step + 1):
         logits_RV = same.step(torch.tensor([turn, 5, 7]))
         decoder.advance(np.array([turn, 5, 7]))
@@ -143,7 +143,7 @@ def test_of_equal_candidates_the_lower_ids_come_first():
     with torch.no_grad():
         model.output[:] = model.output[0]
     decoder = NativeDecoder(PackedModel(model, "float32"))
-    decoder.join(SOURCES[:1])
+    decoder.read(SOURCES[:1])
     decoder.advance(np.array([1]))
     values_RC, tokens_RC = decoder.candidates(40, np.zeros(VOCABULARY, dtype=np.float32))
     assert tokens_RC.tolist() == [list(range(40))]
@@ -160,18 +160,18 @@ def test_a_row_is_the_same_to_the_last_bit_whatever_stands_beside_it(packed: Pac
     alone = []
     for source, tokens in zip(SOURCES, said, strict=True):
         decoder = NativeDecoder(packed)
-        decoder.join([source])
+        decoder.read([source])
         alone.append([decoder.step(torch.tensor([token]))[0] for token in tokens])
     decoder = NativeDecoder(packed)
-    decoder.join([*SOURCES * 5, [3]])
+    decoder.read([*SOURCES * 5, [3]])
     for turn in range(4):
         logits = decoder.step(torch.tensor([tokens[turn] for tokens in said] * 5 + [turn]))
         for row in range(15):
             assert torch.equal(logits[row], alone[row % 3][turn])
     late = NativeDecoder(packed)
-    late.join([[9, 9, 9]])
+    late.read([[9, 9, 9]])
     late.step(torch.tensor([4]))
-    late.join(SOURCES)
+    late.read(SOURCES)
     for turn in range(4):
         logits = late.step(torch.tensor([5, *[tokens[turn] for tokens in said]]))
         for row in range(3):
@@ -182,8 +182,8 @@ def test_a_row_is_the_same_to_the_last_bit_whatever_stands_beside_it(packed: Pac
 def test_a_shortlist_leaves_the_logits_of_its_tokens_and_no_others(packed: PackedModel):
     shortlists = [np.array([2, 5, 70, 89]), np.arange(VOCABULARY), np.arange(0, VOCABULARY, 3)]
     listed, whole = NativeDecoder(packed), NativeDecoder(packed)
-    listed.join(SOURCES, shortlists)
-    whole.join(SOURCES)
+    listed.read(SOURCES, shortlists)
+    whole.read(SOURCES)
     rows_R = torch.tensor([0, 0, 1, 1, 2, 2])
     tokens_R = torch.tensor([1, 2, 3])
     for _ in range(3):
@@ -207,7 +207,7 @@ def test_rows_that_are_not_wanted_stay_as_they_are():
     packed = PACKED[0]
     waits, goes = NativeDecoder(packed), NativeDecoder(packed)
     for each in (waits, goes):
-        each.join(SOURCES[:2])
+        each.read(SOURCES[:2])
     waits.advance(np.array([1, 60]), np.array([True, False]))
     values_RC, _ = waits.candidates(3, np.zeros(VOCABULARY, dtype=np.float32))
     assert (values_RC[1] == -np.inf).all()
@@ -221,7 +221,7 @@ def test_rows_that_are_not_wanted_stay_as_they_are():
 def test_memory_is_used_again():
     """A thousand searches in one session hold no more entries than the rows that grow."""
     decoder = NativeDecoder(PACKED[0])
-    decoder.join(SOURCES[:1])
+    decoder.read(SOURCES[:1])
     first = None
     for _ in range(300):
         for token in (1, 2, 3, 4):
@@ -230,7 +230,7 @@ def test_memory_is_used_again():
         assert torch.equal(logits, first)
         decoder.reorder(torch.tensor([], dtype=torch.int64), torch.tensor([], dtype=torch.int64))
         assert decoder.rows == decoder.sources == 0
-        decoder.join(SOURCES[:1])
+        decoder.read(SOURCES[:1])
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -249,7 +249,7 @@ def test_numbers_that_overflow_are_seen(precision: Any):
         model.decoder[1].feed_forward.contract.bias[:] = 3e38
         model.output[:] = 3e38
     decoder = NativeDecoder(PackedModel(model, precision))
-    decoder.join(SOURCES[:1])
+    decoder.read(SOURCES[:1])
     decoder.advance(np.array([1]))
     values_RC, _ = decoder.candidates(2, np.zeros(VOCABULARY, dtype=np.float32))
     assert np.isnan(values_RC).all()
@@ -260,14 +260,14 @@ def test_what_cannot_be_done_is_said():
     with pytest.raises(NativeError, match="no source"):
         decoder.advance(np.array([1]))
     with pytest.raises(NativeError, match="a source is empty"):
-        decoder.join([[]])
+        decoder.read([[]])
     with pytest.raises(NativeError, match="not in the vocabulary"):
-        decoder.join([[VOCABULARY]])
+        decoder.read([[VOCABULARY]])
     with pytest.raises(NativeError, match="more positions than the model has"):
-        decoder.join([[5] * 65])
+        decoder.read([[5] * 65])
     with pytest.raises(NativeError, match="not in the vocabulary"):
-        decoder.join([[5]], [np.array([VOCABULARY])])
-    decoder.join(SOURCES[:1])
+        decoder.read([[5]], [np.array([VOCABULARY])])
+    decoder.read(SOURCES[:1])
     with pytest.raises(NativeError, match="not in the vocabulary"):
         decoder.advance(np.array([-1]))
     with pytest.raises(NativeError, match="there is no such row"):

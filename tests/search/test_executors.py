@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 import torch
 
+from regard.data.shortlist import Shortlist
 from regard.errors import JobError, UserError
 from regard.model.transformer import EncoderDecoder
 from regard.native import library
@@ -81,7 +83,7 @@ def test_places_are_filled_again(build_model: Build, tokenizers: TokenizerPair):
 
     class Watched(NativeExecutor):
         def begin(self, sources, padding, forced):
-            return Counting(self.packed, forced)
+            return Counting(self.packed, forced, None)
 
     running: list[int] = []
     texts = SENTENCES * 5
@@ -90,6 +92,25 @@ def test_places_are_filled_again(build_model: Build, tokenizers: TokenizerPair):
     assert running[0] == 16 * longest // (longest - 1)
     assert running[:-1] == sorted(running[:-1])  # all places are filled, and shorter texts leave room for more
     assert len(running) > 10
+
+
+@native
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_shortlist_says_what_may_come(build_model: Build, tokenizers: TokenizerPair, workers: int):
+    """With all tokens in it nothing changes; with few, those come and no others."""
+    model, size = build_model(), tokenizers.target.size
+    everything = Shortlist(size, np.arange(size, dtype=np.int32), np.zeros(size + 1, dtype=np.int64), EMPTY)
+    expected = run(NativeExecutor(model, "float32"), tokenizers, SENTENCES, beam=3)
+    assert run(NativeExecutor(model, "float32", everything), tokenizers, SENTENCES, beam=3, workers=workers) == expected
+    some = np.array(sorted({tokenizers.target_end, *range(40, size, 7)}), dtype=np.int32)
+    few = Shortlist(size, some, np.zeros(size + 1, dtype=np.int64), EMPTY)
+    found = run(NativeExecutor(model, "float32", few), tokenizers, SENTENCES, beam=3, workers=workers)
+    said = {token for translation in found for token in translation.best.ids}
+    assert said <= set(some.tolist())
+    assert len(said) > 3
+
+
+EMPTY = np.empty(0, dtype=np.int32)
 
 
 @native

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from regard.data.shortlist import Shortlist
 from regard.errors import UserError
 from regard.model.interface import Reach, SequenceToSequence
 from regard.model.transformer import EncoderDecoder
@@ -66,8 +67,11 @@ class NativeExecutor:
 
     joins = True
 
-    def __init__(self, model: EncoderDecoder, precision: Precision) -> None:
+    def __init__(self, model: EncoderDecoder, precision: Precision, shortlist: Shortlist | None = None) -> None:
         """Its weights are packed now; later changes of the model are not seen.
+
+        Sources that join may be translated with the tokens of their `shortlist` only; those that a decoder begins with,
+        with all.
 
         Raises:
             NativeError: there is an `obstacle`, or weights are not finite.
@@ -75,34 +79,42 @@ class NativeExecutor:
         if model.training:
             raise ValueError("a search needs the model in evaluation mode: call model.eval() first")
         self.packed = PackedModel(model, precision)
+        self.shortlist = shortlist
         self.device = torch.device("cpu")
-        self.about = f"the compiled decoder ({kind()}), {precision}"
+        self.about = f"the compiled decoder ({kind()}), {precision}" + (", with a shortlist" if shortlist else "")
         self.settings: Reach = model.settings
 
     def begin(self, sources: Sequence[list[int]], padding: int, forced: Sequence[int]) -> Joining:
-        decoder = Joining(self.packed, forced)
+        decoder = Joining(self.packed, forced, self.shortlist)
         if sources:
-            decoder.join(sources)
+            decoder.read(sources)
         return decoder
 
 
 class Joining(NativeDecoder):
-    """A compiled decoder whose outputs begin with forced tokens."""
+    """A compiled decoder whose outputs begin with forced tokens, with a shortlist for sources that join."""
 
-    def __init__(self, packed: PackedModel, forced: Sequence[int]) -> None:
+    def __init__(self, packed: PackedModel, forced: Sequence[int], shortlist: Shortlist | None) -> None:
         super().__init__(packed)
-        self._forced = forced
+        self._forced, self._shortlist = forced, shortlist
 
     def join(self, sources: Sequence[Sequence[int]]) -> None:
+        shortlist = self._shortlist
+        self.read(sources, None if shortlist is None else [shortlist.candidates(source) for source in sources])
+
+    def read(self, sources: Sequence[Sequence[int]], shortlists: Sequence[np.ndarray] | None = None) -> None:
         before = self.rows
-        super().join(sources)
+        super().read(sources, shortlists)
         new_R = np.arange(self.rows) >= before
         for token in self._forced:
             self.advance(np.full(self.rows, token), new_R)
 
 
 def fastest(
-    model: SequenceToSequence, choice: Choice = "auto", precision: Literal["auto", "float32", "int8"] = "auto"
+    model: SequenceToSequence,
+    choice: Choice = "auto",
+    precision: Literal["auto", "float32", "int8"] = "auto",
+    shortlist: Shortlist | None = None,
 ) -> tuple[Executor, str]:
     """The executor for a model where it is, and why that one.
 
@@ -110,6 +122,7 @@ def fastest(
         choice: "native" or "torch" insist on one.
         precision: of the compiled decoder. "auto": int8 where the CPU multiplies bytes faster than floats. PyTorch
             works with the precision that the model has.
+        shortlist: for the compiled decoder, what each source may be translated with.
 
     Raises:
         UserError: what was insisted on is not possible.
@@ -126,7 +139,7 @@ def fastest(
     assert isinstance(model, EncoderDecoder)
     chosen: Precision = precision if precision != "auto" else "int8" if fast_bytes() else "float32"
     why = "as asked" if precision != "auto" else f"this CPU multiplies {'bytes' if fast_bytes() else 'floats'} fastest"
-    return NativeExecutor(model, chosen), why
+    return NativeExecutor(model, chosen, shortlist), why
 
 
 def pad(
