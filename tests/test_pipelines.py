@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import regard
+from regard.data.shortlist import Shortlist
 from regard.errors import JobError, UserError
 from regard.model.settings import ModelSettings
 from regard.model.store import Languages
@@ -33,6 +35,20 @@ def test_a_directory_gives_back_what_was_written(tmp_path: Path) -> None:
     assert after.languages == before.languages
     assert after.tokenizers.fingerprint == before.tokenizers.fingerprint
     assert after.translate(["some text"], beam=2) == before.translate(["some text"], beam=2)
+
+
+def test_a_shortlist_is_written_and_read_with_the_rest(tmp_path: Path) -> None:
+    before = translator("some text to learn from")
+    assert before.shortlist is None
+    write_directory(tmp_path / "without", before, "# A card\n")
+    assert regard.load(tmp_path / "without").shortlist is None
+    size = before.tokenizers.source.size
+    always, offsets = np.array([2], np.int32), np.minimum(np.arange(size + 1), 1)
+    before.shortlist = Shortlist(size, always, offsets, np.array([7], np.int32))
+    write_directory(tmp_path / "model", before, "# A card\n")
+    after = regard.load(tmp_path / "model")
+    assert after.shortlist is not None
+    assert after.shortlist.candidates([0, 1]).tolist() == [2, 7]
 
 
 def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path) -> None:

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
+from regard.data.binarise import binarise
+from regard.data.dataset import PairDataset
 from regard.data.lexicon import Lexicon
-from regard.data.shortlist import Shortlist, make_shortlist
+from regard.data.shortlist import Shortlist, learn_shortlist, make_shortlist
 from regard.errors import UserError
+from regard.text.tokenizer import Tokenizer, TokenizerPair, TokenizerSettings
 
 
 def lexicon() -> Lexicon:
@@ -53,47 +58,72 @@ def test_control_tokens_and_copies() -> None:
     assert found.candidates([1]).tolist() == [1, 2, 5]
 
 
-def test_written_and_read_back(tmp_path: Path) -> None:
-    found = make_shortlist(lexicon(), first=1, per_token=2)
-    found.save(tmp_path / "list")
-    read = Shortlist.load(tmp_path / "list", 2, 6)
+def test_what_is_learned_from_pairs(tokenizers: TokenizerPair, tmp_path: Path) -> None:
+    said: list[str] = []
+    pairs = [("a dog runs", "ein Hund läuft"), ("two cats sleep", "zwei Katzen schlafen"), ("a dog", "ein Hund")] * 3
+    binarise(pairs, tokenizers, tmp_path / "pairs.arrow")
+    found = learn_shortlist(PairDataset.open(tmp_path / "pairs.arrow", tokenizers), tokenizers, said.append)
+    source, target = (tokenizers.source.encode(list(texts)) for texts in zip(*pairs[:3], strict=True))
+    for ids, wanted in zip(source, target, strict=True):
+        candidates = found.candidates(ids)
+        assert set(wanted) | set(ids) | {tokenizers.target_end, *tokenizers.target_begin} <= set(candidates.tolist())
+        assert (np.diff(candidates) > 0).all()
+    assert "from 9 pairs" in said[0]
+
+
+def test_written_and_read_back(tmp_path: Path, tokenizers: TokenizerPair) -> None:
+    written = _for(tokenizers)
+    written.save(tmp_path / "list", tokenizers)
+    read = Shortlist.load(tmp_path / "list", tokenizers)
     for ids in ([], [0], [1], [0, 1]):
-        assert read.candidates(ids).tolist() == found.candidates(ids).tolist()
+        assert read.candidates(ids).tolist() == written.candidates(ids).tolist()
 
 
-def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
-    make_shortlist(lexicon()).save(tmp_path / "list")
-    with pytest.raises(UserError, match="of 2 and 6 pieces, not for the model's of 2 and 7"):
-        Shortlist.load(tmp_path / "list", 2, 7)
-    with pytest.raises(UserError, match="not for the model's of 3 and 6"):
-        Shortlist.load(tmp_path / "list", 3, 6)
+def test_another_vocabulary_is_refused(tmp_path: Path, tokenizers: TokenizerPair) -> None:
+    other = Tokenizer.learn(["other text"] * 3, TokenizerSettings(size=tokenizers.source.size))
+    _for(tokenizers).save(tmp_path / "list", TokenizerPair(other, other))
+    with pytest.raises(UserError, match="was made for other tokenizers"):
+        Shortlist.load(tmp_path / "list", tokenizers)
+    make_shortlist(lexicon()).save(tmp_path / "list", tokenizers)
+    with pytest.raises(UserError, match="was made for other tokenizers"):
+        Shortlist.load(tmp_path / "list", tokenizers)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("ids", np.array([7, 7, 7, 7], np.int32)),
-        ("ids", np.array([-1, 0, 0, 0], np.int32)),
+        ("ids", np.full(8, 99_999, np.int32)),
+        ("ids", np.full(8, -1, np.int32)),
         ("ids", np.zeros(9, np.int32)),
-        ("offsets", np.array([0, 4, 2])),
-        ("offsets", np.array([0, 2, 4], np.int32)),
+        ("ids", np.zeros(8, np.int64)),
+        ("offsets", 2),
         ("always", np.zeros((1, 1), np.int32)),
-        ("target_size", np.array([1, 2])),
     ],
 )
-def test_damage_is_refused(tmp_path: Path, name: str, value: np.ndarray) -> None:
-    path = tmp_path / "list"
-    make_shortlist(lexicon(), first=0, per_token=2).save(path)
-    tensors = load_file(path)
-    assert len(tensors["ids"]) == 4
-    save_file({**tensors, name: value}, path)
-    with pytest.raises(UserError, match="is damaged or no shortlist"):
-        Shortlist.load(path, 2, 6)
+def test_damage_is_refused(tmp_path: Path, tokenizers: TokenizerPair, name: str, value: Any) -> None:
+    found = _for(tokenizers)
+    assert len(found.ids) == 8
+    if name == "offsets":
+        value = np.where(np.arange(len(found.offsets)) == value, 9, found.offsets)
+    replace(found, **{name: value}).save(tmp_path / "list", tokenizers)
+    with pytest.raises(UserError, match="its lists of tokens are damaged"):
+        Shortlist.load(tmp_path / "list", tokenizers)
 
 
-def test_no_such_file(tmp_path: Path) -> None:
+def test_no_such_file(tmp_path: Path, tokenizers: TokenizerPair) -> None:
     (tmp_path / "list").write_bytes(b"{}")
     with pytest.raises(UserError, match="is damaged or no shortlist"):
-        Shortlist.load(tmp_path / "list", 2, 6)
+        Shortlist.load(tmp_path / "list", tokenizers)
+    save_file({"ids": np.zeros(1)}, tmp_path / "list")
+    with pytest.raises(UserError, match="is damaged or no shortlist"):
+        Shortlist.load(tmp_path / "list", tokenizers)
     with pytest.raises(UserError, match="cannot be read"):
-        Shortlist.load(tmp_path / "none", 2, 6)
+        Shortlist.load(tmp_path / "none", tokenizers)
+
+
+def _for(tokenizers: TokenizerPair) -> Shortlist:
+    """Two candidates for each of the first four source ids."""
+    offsets = np.minimum(np.arange(tokenizers.source.size + 1) * 2, 8)
+    return Shortlist(
+        tokenizers.target.size, np.array([2, 7], np.int32), offsets, np.array([3, 9, 5, 6, 8, 9, 4, 4], np.int32)
+    )

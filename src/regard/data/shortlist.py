@@ -10,20 +10,24 @@ On Multi30k, English to German with 10,000 pieces, the defaults leave 317 candid
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
-from regard.data.lexicon import Lexicon
+from regard.data.dataset import PairDataset
+from regard.data.lexicon import Lexicon, learn_lexicon
 from regard.errors import UserError
 from regard.text.lines import atomic_write
+from regard.text.tokenizer import TokenizerPair
 
-FILE = "shortlist.safetensors"
+SHORTLIST = "shortlist.safetensors"
+FORMAT = "regard.shortlist"
 
 FIRST = 100
 """So many most frequent tokens are candidates for every source."""
@@ -55,46 +59,43 @@ class Shortlist:
         lists = [self.ids[offsets[number] : offsets[number + 1]] for number in dict.fromkeys(source_ids)]
         return np.unique(np.concatenate([self.always, *lists]))
 
-    def save(self, path: Path) -> None:
-        """Write the arrays as safetensors."""
-        size = np.array([self.target_size])
-        tensors = {"target_size": size, "always": self.always, "offsets": self.offsets, "ids": self.ids}
+    def save(self, path: Path, tokenizers: TokenizerPair) -> None:
+        """Write the arrays as safetensors, with the fingerprint of the tokenizers that the ids are of."""
+        tensors: dict[str, NDArray[Any]] = {"always": self.always, "offsets": self.offsets, "ids": self.ids}
         with atomic_write(path) as file:
-            file.write(save(tensors))
+            file.write(save(tensors, {"format": FORMAT, "tokenizers": tokenizers.fingerprint}))
 
     @classmethod
-    def load(cls, path: Path, source_size: int, target_size: int) -> Shortlist:
+    def load(cls, path: Path, tokenizers: TokenizerPair) -> Shortlist:
         """Read what `save` wrote.
 
         Raises:
-            UserError: it is damaged, or was not made for vocabularies of these sizes.
+            UserError: it is damaged, or was made for other tokenizers.
         """
         try:
-            tensors = load_file(path)
-            found = cls(int(tensors["target_size"].item()), *(tensors[name] for name in ("always", "offsets", "ids")))
-            found._refuse_damage()
+            with safe_open(path, "numpy") as file:
+                metadata = file.metadata() or {}
+                found = cls(tokenizers.target.size, *(file.get_tensor(name) for name in ("always", "offsets", "ids")))
+            if metadata.get("format") != FORMAT:
+                raise ValueError(f"it is not marked as {FORMAT}")
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-        except (SafetensorError, KeyError, ValueError) as error:
+        except (SafetensorError, ValueError) as error:
             raise UserError(f"{path}: is damaged or no shortlist ({error}); copy it again, or remove it") from None
-        if (found.source_size, found.target_size) != (source_size, target_size):
-            raise UserError(
-                f"{path}: is for vocabularies of {found.source_size:,} and {found.target_size:,} pieces, not for the "
-                f"model's of {source_size:,} and {target_size:,}; remove it"
-            )
+        if metadata.get("tokenizers") != tokenizers.fingerprint or found.source_size != tokenizers.source.size:
+            raise UserError(f"{path}: was made for other tokenizers than the model's; remove it")
+        found._refuse_damage(path)
         return found
 
-    def _refuse_damage(self) -> None:
+    def _refuse_damage(self, path: Path) -> None:
         arrays = ((self.always, "int32"), (self.offsets, "int64"), (self.ids, "int32"))
-        if any(array.dtype.name != name or array.ndim != 1 for array, name in arrays):
-            raise ValueError("its arrays are of another kind")
-        offsets = self.offsets
-        whole = len(offsets) > 1 and offsets[0] == 0 and offsets[-1] == len(self.ids)
-        if not whole or np.any(np.diff(offsets) < 0):
-            raise ValueError("its lists are not whole")
-        ids = np.concatenate((self.always, self.ids))
-        if len(ids) and not 0 <= ids.min() <= ids.max() < self.target_size:
-            raise ValueError("it holds ids beyond its vocabulary")
+        whole = all(array.dtype.name == name and array.ndim == 1 for array, name in arrays) and (
+            (self.offsets[0], self.offsets[-1]) == (0, len(self.ids))
+            and not np.any(np.diff(self.offsets) < 0)
+            and all(0 <= ids.min(initial=0) <= ids.max(initial=0) < self.target_size for ids in (self.always, self.ids))
+        )
+        if not whole:
+            raise UserError(f"{path}: its lists of tokens are damaged; copy it again, or remove it")
 
 
 def make_shortlist(
@@ -130,3 +131,11 @@ def make_shortlist(
     order = np.argsort(sources, kind="stable")
     offsets = np.searchsorted(sources[order], np.arange(lexicon.source_size + 1))
     return Shortlist(lexicon.target_size, fixed.astype(np.int32), offsets, targets[order].astype(np.int32))
+
+
+def learn_shortlist(pairs: PairDataset, tokenizers: TokenizerPair, say: Callable[[str], None]) -> Shortlist:
+    """The shortlist of a lexicon that is learned from pairs; what ends and begins a target is always a candidate."""
+    lexicon = learn_lexicon(*pairs.sides, tokenizers.source.size, tokenizers.target.size, say=say)
+    unknown = () if tokenizers.target.unk is None else (tokenizers.target.unk,)
+    always = {tokenizers.target_end, *tokenizers.target_begin, *unknown}
+    return make_shortlist(lexicon, always, copies=tokenizers.joint)

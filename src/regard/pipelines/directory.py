@@ -4,6 +4,7 @@ config.json        what the model is made of
 model.safetensors  its weights
 tokenizer.json     (or tokenizer.source.json and tokenizer.target.json)
 generation.json    how to search, unless told otherwise
+shortlist.safetensors  which tokens a source may be translated with (optional, of translation models)
 README.md          the model card
 """
 
@@ -19,6 +20,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import nn
 
+from regard.data.shortlist import SHORTLIST, Shortlist
 from regard.errors import UserError
 from regard.model import store
 from regard.settings import Settings, read_json
@@ -57,6 +59,8 @@ class ModelDirectory:
     """None where a model neither reads nor writes tokens."""
     generation: dict[str, Any]
     """The contents of `generation.json`; empty where there is none."""
+    shortlist: Shortlist | None = None
+    """Which tokens a source may be translated with, if the directory says so."""
 
     @property
     def kind(self) -> str:
@@ -92,6 +96,8 @@ class Pipeline(ABC):
     settings: Settings | None
     """What `generation.json` holds."""
     languages: store.Languages
+    shortlist: Shortlist | None = None
+    """Which tokens a source may be translated with: of translators that have learned one."""
     workers: int = 1
     """So many batches of a call are worked on at once, each by a thread."""
 
@@ -131,7 +137,10 @@ def read_directory(path: Path, device: str | torch.device | None = None) -> Mode
     model = store.read(directory, choose_device(device))
     tokenizers = None if config.vocabulary == store.Vocabulary() else _tokenizers(directory, config)
     values = read_json(directory / GENERATION, missing={})
-    return ModelDirectory(directory, config, model, tokenizers, values)
+    path, shortlist = directory / SHORTLIST, None
+    if path.exists() and tokenizers is not None:
+        shortlist = Shortlist.load(path, tokenizers)
+    return ModelDirectory(directory, config, model, tokenizers, values, shortlist)
 
 
 def _tokenizers(directory: Path, config: store.ModelConfig) -> TokenizerPair:
@@ -171,6 +180,8 @@ def write_directory(directory: Path, pipeline: Pipeline, card: str) -> None:
     with whole_directory(directory) as partial:
         if tokenizers is not None:
             tokenizers.save(partial)
+        if tokenizers is not None and pipeline.shortlist is not None:
+            pipeline.shortlist.save(partial / SHORTLIST, tokenizers)
         for name, text in texts.items():
             with atomic_write(partial / name) as file:
                 file.write(text.encode("utf-8"))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, Self
 
+from regard.data.shortlist import Shortlist
 from regard.errors import UserError
 from regard.evaluation.scoring import PairScore, score
 from regard.model import store
@@ -35,6 +36,7 @@ class Translator(Pipeline):
         settings: SearchSettings | None = None,
         workers: int = 1,
         languages: store.Languages | None = None,
+        shortlist: Shortlist | None = None,
     ) -> None:
         """From the parts; `load` reads them from a directory. The model is put into evaluation mode.
 
@@ -45,6 +47,7 @@ class Translator(Pipeline):
         self.settings: SearchSettings = settings or SearchSettings()
         self.workers = workers
         self.languages = languages or store.Languages()
+        self.shortlist = shortlist
         self._choice: Choice = "auto"
         self._precision: Literal["auto", "float32", "int8"] = "auto"
         self._chosen: tuple[Executor, str] | None = None
@@ -80,7 +83,8 @@ class Translator(Pipeline):
     def of(cls, directory: ModelDirectory) -> Self:
         settings = directory.settings(SearchSettings)
         assert isinstance(directory.model, EncoderDecoder)
-        return cls(directory.model, directory.tokenizers, settings, languages=directory.config.languages)
+        languages, shortlist = directory.config.languages, directory.shortlist
+        return cls(directory.model, directory.tokenizers, settings, languages=languages, shortlist=shortlist)
 
     def translate(self, texts: str | Sequence[str], **options: Any) -> list[str]:
         """The best translation of each text, in order. A single string counts as a list of one.

@@ -12,6 +12,7 @@ from torch import nn
 from regard.data.batches import Batch
 from regard.data.corpus import open_pairs
 from regard.data.named import get
+from regard.data.shortlist import learn_shortlist
 from regard.errors import UserError
 from regard.evaluation.metrics import Score, corpus_scores
 from regard.model import store
@@ -214,7 +215,8 @@ class Translation(Task):
         data = self.run.settings.data
         languages = store.Languages(source=data.source_language, target=data.target_language)
         assert isinstance(model, EncoderDecoder)
-        return Translator(model, self.tokenizers, self.run.settings.search, languages=languages)
+        shortlist = learn_shortlist(self.pairs, self.tokenizers, self.run.say)
+        return Translator(model, self.tokenizers, self.run.settings.search, languages=languages, shortlist=shortlist)
 
     @property
     def title(self) -> str:
