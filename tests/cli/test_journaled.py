@@ -38,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     settings = ModelSettings(d_model=16, d_ff=32, heads=2, encoder_layers=1, decoder_layers=1, max_length=64)
     tiny = EncoderDecoder(settings, tokenizer.size, tokenizer.size)
-    translator = Translator(tiny, TokenizerPair(tokenizer, tokenizer), SearchSettings(extra_tokens=3))
+    translator = Translator(tiny, TokenizerPair(tokenizer, tokenizer), SearchSettings(extra_tokens=3, retry=False))
     write_directory(directory, translator, "# A card\n")
     return directory
 

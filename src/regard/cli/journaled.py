@@ -73,7 +73,7 @@ def _told_by_number(name: str, numbers: Sequence[int]) -> Iterator[None]:
 
 
 def circumstances(pipeline: Pipeline) -> dict[str, object]:
-    """What beside model and options decides how numbers are rounded."""
+    """What beside model and options decides how numbers are rounded. How many threads share the work does not."""
     import torch
 
     from regard.version import __version__
@@ -84,5 +84,4 @@ def circumstances(pipeline: Pipeline) -> dict[str, object]:
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "cpu": torch.backends.cpu.get_cpu_capability(),
-        "workers": pipeline.workers,
     }
