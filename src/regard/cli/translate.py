@@ -38,6 +38,7 @@ def translate(
     device: str | None = None,
     executor: Literal["auto", "native", "torch"] = "auto",
     precision: Literal["auto", "float32", "int8"] = "auto",
+    shortlist: bool = True,
     explain: Annotated[bool, Parameter(negative="")] = False,
     restart: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
@@ -100,6 +101,8 @@ def translate(
         What computes: the compiled decoder (native) or PyTorch (torch). Default: the fastest that can.
     precision
         Of the compiled decoder: int8 is faster on most CPUs and costs next to no quality. Default: the faster one.
+    shortlist
+        Choose among the tokens that may translate those of the source, where the model has a list of them: faster.
     explain
         Say on standard error what computes, and why.
     restart
@@ -117,7 +120,7 @@ def translate(
     files = two_files(input, output)
     if restart and files is None:
         raise UserError("--restart goes with --input FILE and --output FILE: nothing else can be gone on with")
-    translator = load_for_bulk(model, device).use(executor, precision)
+    translator = load_for_bulk(model, device).use(executor, precision, shortlist)
     if explain:
         log.info(translator.explain())
     given: dict[str, Any] = {"beam": beam, "alpha": alpha, "nbest": nbest, "extra_tokens": extra_tokens}

@@ -48,27 +48,32 @@ class Translator(Pipeline):
         self.workers = workers
         self.languages = languages or store.Languages()
         self.shortlist = shortlist
-        self._choice: Choice = "auto"
-        self._precision: Literal["auto", "float32", "int8"] = "auto"
         self._chosen: tuple[Executor, str] | None = None
 
-    def use(self, executor: Choice = "auto", precision: Literal["auto", "float32", "int8"] = "auto") -> Self:
+    def use(
+        self,
+        executor: Choice = "auto",
+        precision: Literal["auto", "float32", "int8"] = "auto",
+        shortlist: bool = True,
+    ) -> Self:
         """Say what is to carry the model out, instead of the fastest that can; see `regard.search.executors.fastest`.
 
         To be called again after the model's weights were changed, or moved to another device.
 
+        Args:
+            shortlist: whether the model's own shortlist is used, where it has one and the executor can.
+
         Raises:
             UserError: it is not possible.
         """
-        self._choice, self._precision = executor, precision
-        self._chosen = fastest(self.model, executor, precision)
+        self._chosen = fastest(self.model, executor, precision, self.shortlist if shortlist else None)
         return self
 
     @property
     def executor(self) -> Executor:
         """What carries the model out in a search."""
         if self._chosen is None:
-            self.use(self._choice, self._precision)
+            self.use()
         assert self._chosen is not None
         return self._chosen[0]
 
