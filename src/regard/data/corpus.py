@@ -14,6 +14,7 @@ from pydantic import Field
 
 from regard.settings import Settings
 from regard.text.lines import read_pairs, read_tsv
+from regard.text.words import UNSPACED
 
 Pair = tuple[str, str]
 """Source and target text of one line."""
@@ -28,11 +29,7 @@ def open_pairs(source: Path, target: Path | None = None) -> Iterator[Pair]:
     return read_tsv(source) if target is None else read_pairs(source, target)
 
 
-# Scripts written without spaces: Thai, Lao, Burmese, Khmer, kana, ideographs.
-_UNSPACED = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-)
-_WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
+_WORD = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 
 
 def count_words(text: str) -> int:

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer as Backend
 
 from regard.text.tokenizer import Control, Frames, StreamDecoder, Tokenizer, refuse_surrogates
 from regard.text.vocabulary import BYTES, CONTROL, MASK, Document, control, pieces
+from regard.text.words import Span
 
 _PAD, _BOS, _EOS, _UNK, _MASK = range(5)
 _FRAMES = Frames(begin=(_BOS,), end=(_EOS,), source_begin=(), source_end=(_EOS,), target_begin=(_BOS,), target_end=_EOS)
@@ -56,6 +57,11 @@ class LearnedTokenizer(Tokenizer):
             refuse_surrogates(texts)
             raise
         return [encoding.ids for encoding in encodings]
+
+    def spans(self, texts: list[str]) -> list[list[Span]]:
+        """The characters [start, end) of its text that each id stands for; ids of parts of a character share it."""
+        refuse_surrogates(texts)
+        return [encoding.offsets for encoding in self._backend.encode_batch(texts, add_special_tokens=False)]
 
     def decode(self, ids: list[list[int]]) -> list[str]:
         """The text of each sequence of ids. Control ids are skipped, but `unk` is shown as `<unk>`.

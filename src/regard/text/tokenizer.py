@@ -19,6 +19,7 @@ from regard.errors import UserError
 from regard.settings import Settings
 from regard.text.lines import atomic_write
 from regard.text.vocabulary import TokenizerSettings
+from regard.text.words import Span
 
 __all__ = ["Control", "Frames", "StreamDecoder", "Tokenizer", "TokenizerPair", "TokenizerSettings"]
 
@@ -128,6 +129,14 @@ class Tokenizer(ABC):
     @abstractmethod
     def encode(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text, without any frame; no text gives a control id other than `unk`.
+
+        Raises:
+            UserError: a text holds half of a surrogate pair, which is no character.
+        """
+
+    @abstractmethod
+    def spans(self, texts: list[str]) -> list[list[Span]]:
+        """The characters [start, end) of its text that each id of `encode` stands for; parts of one share it.
 
         Raises:
             UserError: a text holds half of a surrogate pair, which is no character.

@@ -18,6 +18,7 @@ from regard.errors import UserError
 from regard.settings import Settings
 from regard.text.tokenizer import Control, Frames, StreamDecoder, Tokenizer, refuse_surrogates
 from regard.text.vocabulary import BYTES, Document
+from regard.text.words import Span
 
 FORMAT = "regard.wrapped-tokenizer"
 
@@ -89,6 +90,11 @@ class WrappedTokenizer(Tokenizer):
         if self._overflows and self.unk is not None:
             rows = [[number if number < self.size else self.unk for number in row] for row in rows]
         return rows
+
+    def spans(self, texts: list[str]) -> list[list[Span]]:
+        """The characters [start, end) of its text that each id stands for; ids of parts of a character share it."""
+        refuse_surrogates(texts)
+        return [encoding.offsets for encoding in self._sealed.encode_batch(texts, add_special_tokens=False)]
 
     def decode(self, ids: list[list[int]]) -> list[str]:
         """The text of each sequence of ids; special tokens, the unknown piece among them, have none.
