@@ -46,6 +46,16 @@ def test_tokens_know_their_words() -> None:
     ]
 
 
+def test_the_space_before_a_text_stands_for_none_of_it() -> None:
+    tokenizer = Tokenizer.learn(["a dog runs"] * 4, TokenizerSettings(size=270))
+    assert tokenizer.pieces(tokenizer.encode(["Zoo"])[0]) == ["▁", "Z", "o", "o"]
+    assert tokenizer.spans(["Zoo", " Zoo", ""]) == [
+        [(0, 0), (0, 1), (1, 2), (2, 3)],
+        [(0, 0), (0, 1), (1, 2), (2, 3), (3, 4)],
+        [],
+    ]
+
+
 @given(st.text(max_size=20))
 def test_words_hold_all_that_is_visible_and_tokens_find_them(text: str) -> None:
     tokenizer = Tokenizer.learn(["a dog runs"] * 4, TokenizerSettings(size=270))

@@ -1,27 +1,23 @@
 """How probable a model finds given text.
 
-Shapes: B batch, S source positions, T target positions, N real target positions of a batch.
+Shapes: B batch, S source positions, T target positions, D d_model, N real target positions of a batch.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from regard.errors import JobError
+from regard.evaluation.forced import Forced, read_pairs
 from regard.model.transformer import EncoderDecoder
-from regard.search.engine import WINDOW, pad_sources
-from regard.search.executors import pad
-from regard.search.windows import batches, side_by_side, windows
 from regard.text.tokenizer import TokenizerPair
-
-log = logging.getLogger("regard")
 
 PROJECTED = 1024
 """So many positions are projected to the vocabulary at a time, to bound the memory."""
@@ -85,71 +81,23 @@ def score(
     Raises:
         JobError: the model gives NaN or infinite scores.
     """
-    line = 1
-    for window in windows(pairs, WINDOW):
-        names = [f"{name}, line {line + place}" for place in range(len(window))]
-        yield from _score_window(model, tokenizers, window, names, batch_tokens, workers)
-        line += len(window)
-
-
-def _score_window(
-    model: EncoderDecoder,
-    tokenizers: TokenizerPair,
-    pairs: list[tuple[str, str]],
-    names: list[str],
-    batch_tokens: int,
-    workers: int,
-) -> list[PairScore]:
-    sources = tokenizers.source.encode([source for source, _ in pairs])
-    targets = tokenizers.target.encode([target for _, target in pairs])
-    around = len(tokenizers.source_begin) + len(tokenizers.source_end), len(tokenizers.target_begin)
-    lengths = [
-        (len(source) + around[0], len(target) + around[1]) for source, target in zip(sources, targets, strict=True)
-    ]
-    reaches = model.settings.source_reach, model.settings.max_length
-    readable = []
-    for place, (line, pair) in enumerate(zip(names, lengths, strict=True)):
-        length, reach = max(zip(pair, reaches, strict=True), key=lambda side: side[0] - side[1])
-        if length <= reach:
-            readable.append(place)
-        else:
-            log.warning(
-                "%s: has %d tokens, begin and end counted, of which the model can read %d; not scored: split the line",
-                line,
-                length,
-                reach,
-            )
-    costs = [max(lengths[place]) for place in readable]
-    planned = [[readable[index] for index in batch] for batch in batches(costs, batch_tokens)]
-
-    def log_probabilities(places: list[int]) -> list[float]:
-        chosen = [sources[place] for place in places], [targets[place] for place in places]
-        return _log_probabilities(model, tokenizers, *chosen)
-
-    values = [math.nan] * len(pairs)
-    for places, found in zip(planned, side_by_side(log_probabilities, planned, workers), strict=True):
-        for place, value in zip(places, found, strict=True):
-            values[place] = value
-    return [PairScore(value, len(target) + 1) for value, target in zip(values, targets, strict=True)]
+    work = partial(_log_probabilities, model, tokenizers)
+    for each in read_pairs(model, tokenizers, pairs, work, "scored", batch_tokens, workers=workers, name=name):
+        yield PairScore(math.nan if each.result is None else each.result, len(each.target_ids) + 1)
 
 
 @torch.inference_mode()
 def _log_probabilities(
     model: EncoderDecoder, tokenizers: TokenizerPair, sources: Sequence[list[int]], targets: Sequence[list[int]]
 ) -> list[float]:
-    device = model.output.device
-    source_BS, source_keys_BS = pad_sources(tokenizers, sources, device)
-    out_BT, real_BT = pad([[*target, tokenizers.target_end] for target in targets], tokenizers.target.pad, device)
-    begin = tokenizers.target_begin
-    begin_BT = torch.tensor(begin, device=device).expand(len(targets), -1)
-    in_BT = torch.cat((begin_BT, out_BT[:, :-1]), dim=1)
-    # What follows a forced token is forced too or the first token of the target.
-    hidden_ND = model(source_BS, source_keys_BS, in_BT)[:, len(begin) - 1 :][real_BT]
-    chunks = zip(torch.split(hidden_ND, PROJECTED), torch.split(out_BT[real_BT], PROJECTED), strict=True)
+    forced = Forced.of(tokenizers, sources, targets, model.output.device)
+    hidden_ND = model(forced.source_BS, forced.source_mask_BS, forced.in_BT)[:, forced.first :][forced.real_BT]
+    ids_N = forced.out_BT[forced.real_BT]
+    chunks = zip(torch.split(hidden_ND, PROJECTED), torch.split(ids_N, PROJECTED), strict=True)
     losses_N = torch.cat([_losses(model, hidden, ids) for hidden, ids in chunks])
     if bool(losses_N.isnan().any()):
         raise JobError("the model gives NaN or infinite scores: its weights are damaged or its numbers overflow")
-    return [-float(losses.sum()) for losses in torch.split(losses_N.double(), real_BT.sum(dim=1).tolist())]
+    return [-float(losses.sum()) for losses in torch.split(losses_N.double(), forced.real_BT.sum(dim=1).tolist())]
 
 
 def _losses(model: EncoderDecoder, hidden_ND: Tensor, ids_N: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -146,9 +147,48 @@ class MultiHeadAttention(nn.Module):
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, bias: Bias | None = None) -> Tensor:
         drop = self.drop if self.training else 0.0
+        reading = _reading.get()
+        if reading is not None and reading.module is self:
+            reading.weights_BHTS = self._weights(reading.head, query, key, value, mask, bias)
         heads_BHTE = attention(query, key, value, mask, bias, scale=self.scale, softcap=self.softcap, drop=drop)
         concatenated: Tensor = self.out_projection(heads_BHTE.transpose(1, 2).flatten(2))
         return concatenated
+
+    def _weights(
+        self, head: int | None, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, bias: Bias | None
+    ) -> Tensor:
+        if head is not None:
+            shared = head // (query.shape[1] // key.shape[1])
+            query, key, value = query[:, [head]], key[:, [shared]], value[:, [shared]]
+        values = reference_attention(query, key, value, mask, bias, scale=self.scale, softcap=self.softcap)
+        return values.weights_BHTS
+
+
+@dataclass
+class Reading:
+    """The weights of one attention, with their gradient, once it has been computed; None before."""
+
+    module: MultiHeadAttention
+    head: int | None
+    weights_BHTS: Tensor | None = None
+
+
+_reading: ContextVar[Reading | None] = ContextVar("attention reading", default=None)
+
+
+@contextmanager
+def reading(module: MultiHeadAttention, head: int | None = None) -> Iterator[Reading]:
+    """Keep the weights [B, 1, T, S] of one head of this module (or [B, H, T, S] of all) that are computed inside.
+
+    They are computed beside the output, which stays as it is, as does the execution of all other attention. Those of
+    one head are for scores without a bias that differs from head to head.
+    """
+    found = Reading(module, head)
+    token = _reading.set(found)
+    try:
+        yield found
+    finally:
+        _reading.reset(token)
 
 
 def _heads(x_BTK: Float[Tensor, "B T K"], width: int, norm: nn.Module | None = None) -> Float[Tensor, "B H T E"]:

@@ -132,6 +132,15 @@ class HeadSettings(Settings):
         return self
 
 
+class AlignmentHead(Settings):
+    """The part of a decoder's attention over the encoder's output that says which words stand for each other."""
+
+    layer: int = Field(ge=0)
+    """Layer of the decoder, counted from 0."""
+    head: int | None = Field(0, ge=0)
+    """A head of it, counted from 0; null: the mean of all."""
+
+
 class ModelSettings(Settings):
     """The Transformer's dimensions and choices, by the paper's names. Defaults: the paper's base model (Table 3)."""
 

@@ -61,7 +61,12 @@ class LearnedTokenizer(Tokenizer):
     def spans(self, texts: list[str]) -> list[list[Span]]:
         """The characters [start, end) of its text that each id stands for; ids of parts of a character share it."""
         refuse_surrogates(texts)
-        return [encoding.offsets for encoding in self._backend.encode_batch(texts, add_special_tokens=False)]
+        encodings = self._backend.encode_batch(texts, add_special_tokens=False)
+        found = [encoding.offsets for encoding in encodings]
+        for encoding, spans in zip(encodings, found, strict=True):
+            if encoding.ids and self.bytes_of(encoding.ids[0]) == b" ":  # put before each text, and of none
+                spans[0] = (0, 0)
+        return found
 
     def decode(self, ids: list[list[int]]) -> list[str]:
         """The text of each sequence of ids. Control ids are skipped, but `unk` is shown as `<unk>`.

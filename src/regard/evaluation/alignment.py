@@ -1,0 +1,116 @@
+"""Which words of a source and its target stand for each other, by what the model attends to when it says the target.
+
+Each target token is linked with the source token that the attention over the encoder's output weighs most at the
+position that says it. Words are linked where tokens of theirs are.
+
+Shapes: B batch, H heads, T target positions, S source positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from regard.data.alignment import Link, pharaoh
+from regard.evaluation.forced import Forced, read_pairs
+from regard.model.attention import MultiHeadAttention, reading
+from regard.model.settings import AlignmentHead
+from regard.model.transformer import EncoderDecoder
+from regard.search.inputs import whole_characters
+from regard.text.tokenizer import TokenizerPair
+from regard.text.words import Span, words, words_of_tokens
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Which words of two texts stand for each other. `str` of it is in the format of Pharaoh, as in `0-0 1-2`."""
+
+    source: str
+    target: str
+    source_words: tuple[Span, ...]
+    """The characters [start, end) of each word: what stands between white space, or a piece of a text without."""
+    target_words: tuple[Span, ...]
+    links: tuple[Link, ...]
+    """(place among the source's words, place among the target's), ascending; none of a pair that was not read."""
+
+    def __str__(self) -> str:
+        return pharaoh(self.links)
+
+
+def usual_head(model: EncoderDecoder) -> AlignmentHead:
+    """Where alignments are read unless a head has learned them: all heads of the last layer but one.
+
+    They are the best on average (Garg et al. 2019, arXiv 1909.02074, section 4.2; benchmarks/alignments.py).
+    """
+    return AlignmentHead(layer=max(len(model.decoder) - 2, 0), head=None)
+
+
+def align(
+    model: EncoderDecoder,
+    tokenizers: TokenizerPair,
+    pairs: Iterable[tuple[str, str]],
+    head: AlignmentHead | None = None,
+    batch_tokens: int = 4096,
+    *,
+    workers: int = 1,
+    name: str = "pairs",
+) -> Iterator[Alignment]:
+    """Align each (source, target) pair, in order, whatever the target came from.
+
+    The model must be in evaluation mode. A pair with more tokens than the model can read has no links, and a warning
+    names its line.
+
+    Args:
+        head: where to read them; unset: `usual_head`.
+        batch_tokens: budget of a batch: pairs times positions of the longer side.
+        workers: so many threads work on batches at once (see `regard.search.windows.side_by_side`).
+        name: stands in warnings before the number of the line.
+    """
+    work = partial(linked_tokens, model, tokenizers, head or usual_head(model))
+    whole = ((whole_characters(source), whole_characters(target)) for source, target in pairs)
+    for pair in read_pairs(model, tokenizers, whole, work, "aligned", batch_tokens, workers=workers, name=name):
+        source_tokens = tokenizers.source.spans([pair.source])[0]
+        target_tokens = tokenizers.target.spans([pair.target])[0]
+        source_words, target_words = words(pair.source, source_tokens), words(pair.target, target_tokens)
+        source_of = words_of_tokens(pair.source, source_words, source_tokens)
+        target_of = words_of_tokens(pair.target, target_words, target_tokens)
+        links = {
+            (left, right)
+            for source, target in pair.result or ()
+            for left in source_of[source]
+            for right in target_of[target]
+        }
+        yield Alignment(pair.source, pair.target, tuple(source_words), tuple(target_words), tuple(sorted(links)))
+
+
+@torch.inference_mode()
+def linked_tokens(
+    model: EncoderDecoder,
+    tokenizers: TokenizerPair,
+    head: AlignmentHead,
+    sources: Sequence[list[int]],
+    targets: Sequence[list[int]],
+) -> list[list[Link]]:
+    """The source token of each target token, by the weights of this head, or by the mean of all of its layer."""
+    forced = Forced.of(tokenizers, sources, targets, model.output.device)
+    with reading(memory_attention(model, head.layer), head.head) as read:
+        model(forced.source_BS, forced.source_mask_BS, forced.in_BT)
+    assert read.weights_BHTS is not None
+    weights_BTS = read.weights_BHTS.mean(dim=1).cpu()
+    begin = len(tokenizers.source_begin)
+    found: list[list[Link]] = []
+    for weights_TS, source, target in zip(weights_BTS, sources, targets, strict=True):
+        own_TS = weights_TS[forced.first : forced.first + len(target), begin : begin + len(source)]
+        best_T = own_TS.argmax(dim=1).tolist() if source else []
+        found.append([(place, number) for number, place in enumerate(best_T)])
+    return found
+
+
+def memory_attention(model: EncoderDecoder, layer: int) -> MultiHeadAttention:
+    """The attention of a decoder layer over the encoder's output."""
+    attention = model.decoder.get_submodule(f"{layer}.memory_attention")
+    assert isinstance(attention, MultiHeadAttention)
+    return attention
