@@ -66,12 +66,19 @@ def run(search: Stub, texts: Iterable[str], languages: Languages = EN_DE, **opti
 def test_a_text_that_fits_goes_as_it_is():
     search = Stub()
     texts = ["a dog runs. two men talk.", "  two spaces", ""]
-    assert [each.best.text for each in run(search, texts)] == [
+    assert [each.best.text for each in run(search, texts, Languages())] == [
         other("a dog runs. two men talk."),
         other("  two spaces"),
         "",
     ]
     assert search.given == [texts]
+
+
+def test_white_space_around_a_text_is_kept_and_not_translated():
+    search = Stub()
+    (found,) = run(search, ["\ufeff\ta dog \r"])
+    assert found.best.text == "\ufeff\t" + other("a dog") + " \r"
+    assert search.given == [["a dog"]]
 
 
 LONG = "A dog runs.  Two men talk!\n\n---\n\tWhy? " + "a small dog, " * 20
@@ -104,7 +111,7 @@ def test_a_text_that_does_not_fit_is_translated_in_pieces_and_nothing_is_lost(la
     ],
 )
 def test_what_is_long(options: dict[str, Any], languages: Languages, split: bool):
-    text = "a dog runs. " * 70
+    text = ("a dog runs. " * 70).strip()
     assert 256 < len(TOKENIZER.encode([text])[0]) < 400
     search = Stub(window=100)
     run(search, [text], languages, **{"reads": 1000, **options})
@@ -174,7 +181,7 @@ def test_trouble_is_mended_once_for_all_that_was_taken_in(caplog: pytest.LogCapt
         found = run(search, ["a dog", "two men", "a cat", "an owl"])
     assert [each.best.text for each in found] == [other("a dog"), other("two men"), other("a cat"), other("an owl")]
     assert [each.remedy is None for each in found] == [False, True, False, False]
-    assert search.given[1:] == [["a dog", "a cat"], ["an owl"]]
+    assert search.given[1:] == [["an owl"], ["a dog", "a cat"]]
     assert caplog.records == []
 
 

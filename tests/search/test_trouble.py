@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from regard.search.engine import Candidate, Translation
 from regard.search.settings import SearchSettings
-from regard.search.trouble import REMEDIES, Mended, Mender, Trouble, copies, loops, repeats
+from regard.search.trouble import REMEDIES, Mended, Mender, Trouble, copies, has_words, loops, repeats
 from regard.text.tokenizer import TokenizerPair
 
 
@@ -131,9 +131,9 @@ def test_each_remedy_is_one_search_for_all_that_need_it(tokenizers: TokenizerPai
     found = mended(tokenizers, decode, first)
     assert [each.best.text for each in found] == ["ein Hund", "alles ist gut", "eine Katze", "ein Ende", "ein Wort"]
     assert decode.asked == [
+        ("min_tokens=1", ["a word"]),
         ("no_repeat=3", ["a dog", "a cat", "an end"]),
         ("no_repeat=2", ["a cat", "an end"]),
-        ("min_tokens=1", ["a word"]),
     ]
     assert [each.trouble for each in found] == [None] * 5
     assert [each.remedy for each in found] == [
@@ -143,6 +143,27 @@ def test_each_remedy_is_one_search_for_all_that_need_it(tokenizers: TokenizerPai
         "no two tokens twice",
         "at least one token",
     ]
+
+
+@pytest.mark.parametrize("text", ["dog", "我", "see https://a.b", "3 dogs", "我有3只狗。", "(a)"])
+def test_words_beside_numbers_and_addresses(text: str):
+    assert has_words(text)
+
+
+def test_capitals_are_tried_in_lower_case_first(tokenizers: TokenizerPair):
+    decode = Scripted({"a dog": {"min_tokens=0": [said("ein Hund")]}, "a cat": {"no_repeat=3": [said("eine Katze")]}})
+    found = mended(tokenizers, decode, {"A DOG": LOOP, "a cat": LOOP})
+    assert [(each.best.text, each.remedy) for each in found] == [
+        ("ein Hund", "in lower case"),
+        ("eine Katze", "no three tokens twice"),
+    ]
+    assert decode.asked == [("min_tokens=0", ["a dog"]), ("no_repeat=3", ["a cat"])]
+
+
+def test_an_empty_output_that_turns_into_a_loop_is_mended_too(tokenizers: TokenizerPair):
+    decode = Scripted({"a dog": {"min_tokens=1": [LOOP], "min_tokens=3": [LOOP], "no_repeat=3": [said("ein Hund")]}})
+    (found,) = mended(tokenizers, decode, {"a dog": said("", [])})
+    assert (found.best.text, found.remedy) == ("ein Hund", "no three tokens twice")
 
 
 def test_without_a_remedy_that_helps_the_least_bad_is_kept(tokenizers: TokenizerPair):
@@ -192,12 +213,26 @@ def test_where_nothing_is_translated_a_copy_is_right(tokenizers: TokenizerPair, 
     assert same.trouble(SENTENCE, said(SENTENCE)) is None
 
 
-@pytest.mark.parametrize("text", ["12345", "😀 🎉", "(", "3.14 + 2 = ?"])
-def test_what_has_no_letters_stays_as_it_is_if_it_comes_out_wrong(tokenizers: TokenizerPair, text: str):
+@pytest.mark.parametrize(
+    "text",
+    [
+        "12345",
+        "😀 🎉",
+        "(",
+        "3.14 + 2 = ?",
+        "https://a.b/c",
+        "me@a.de",
+        "1/3/1909, 2 p.m.",
+        "550e8400-e29b-41d4",
+        "#x_y",
+    ],
+)
+def test_what_has_no_words_stays_as_it_is_if_it_comes_out_wrong(tokenizers: TokenizerPair, text: str):
     decode = Scripted({})
     (found,) = mended(tokenizers, decode, {text: LOOP})
     assert (found.best.text, found.best.finished, found.trouble, found.remedy) == (text, True, None, "unchanged")
     assert tokenizers.target.decode([list(found.best.ids)]) == [text]
+    assert not has_words(text)
     assert decode.asked == []
     (fine,) = mended(tokenizers, decode, {text: said("anything")})
     assert fine.best.text == "anything"
@@ -223,3 +258,5 @@ def test_remedies_keep_the_rest_of_what_was_asked_for():
         assert (changed.alpha, changed.extra_tokens, changed.batch_tokens) == (0.9, 7, 99)
         assert changed.beam == changed.nbest >= 4
         SearchSettings.parse(changed.model_dump(), "test")
+        assert remedy.applies("A dog")
+        assert remedy.applies("a dog") is (remedy.name != "in lower case")

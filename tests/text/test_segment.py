@@ -53,6 +53,7 @@ def test_a_line_break_always_ends_a_sentence(text: str):
         ("hi", "नमस्ते। कैसे हैं?", ["नमस्ते।", "कैसे हैं?"], ["", " ", ""]),
         (None, "one line\r\nanother", ["one line", "another"], ["", "\r\n", ""]),
         (None, "a\u200b. \u200b\nb", ["a\u200b.", "b"], ["", " \u200b\n", ""]),
+        (None, "\ufeffYes.\u200b\u200f", ["Yes."], ["\ufeff", "\u200b\u200f"]),
         (None, "Yes.\n---\nNo.", ["Yes.", "---", "No."], ["", "\n", "\n", ""]),
         ("en", "Yes.\n---\nNo.\n😀", ["Yes.", "No."], ["", "\n---\n", "\n😀"]),
         ("en", "", [], [""]),

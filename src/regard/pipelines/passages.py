@@ -20,7 +20,7 @@ from regard.search.engine import WINDOW, Candidate, Translation
 from regard.search.inputs import NO_CHARACTER, whole_characters
 from regard.search.settings import SearchSettings
 from regard.search.trouble import Mended, Mender, Trouble
-from regard.text.segment import Passage, split, visible
+from regard.text.segment import Passage, edges, split, visible
 from regard.text.tokenizer import TokenizerPair
 
 log = logging.getLogger("regard")
@@ -54,6 +54,8 @@ class _Item:
     """The translations of the parts, as far as they have come."""
     before: Mended | None = None
     """The translation of the whole, which its parts were to improve."""
+    edges: tuple[str, str] = ("", "")
+    """White space before and after the source, which the model is not given."""
 
     @property
     def whole(self) -> bool:
@@ -124,10 +126,14 @@ class Passages:
         how, language = self._settings.split, self._languages.source
         if how == "never":
             return _Item(line, whole, Passage((whole,), ("", "")), (whole,))
-        if how == "long" and self._fits(whole):
-            return _Item(line, whole, split(whole, language), (whole,))
-        passage = split(whole, language, self._fits)
-        return _Item(line, whole, passage, passage.pieces or ("",))
+        before, source, after = edges(whole) if self._mender.translates else ("", whole, "")
+        if how == "long" and self._fits(source):
+            item = _Item(line, source, split(source, language), (source,))
+        else:
+            passage = split(source, language, self._fits)
+            item = _Item(line, source, passage, passage.pieces or ("",))
+        item.edges = before, after
+        return item
 
     def _fits(self, text: str) -> bool:
         if text.isascii() and len(text) < self._limit:  # no token is less than a character
@@ -157,7 +163,7 @@ class Passages:
         if self._settings.retry:
             self._mend(items)
         for item in items:
-            mended = self._joined(item)
+            mended = _within(item.edges, self._joined(item))
             if mended.trouble is not None and not mended.shortened:
                 log.warning("%s, line %d: its translation %s", name, item.line, mended.trouble.value)
             yield mended
@@ -215,6 +221,16 @@ class Passages:
             finished=all(each.finished for each in way),
             text=passage.join_translated([each.text for each in way], self._languages.target),
         )
+
+
+def _within(edges: tuple[str, str], mended: Mended) -> Mended:
+    """With white space around every candidate."""
+    before, after = edges
+    if not before and not after:
+        return mended
+    return replace(
+        mended, candidates=tuple(replace(each, text=before + each.text + after) for each in mended.candidates)
+    )
 
 
 def best_together(found: Sequence[Translation], most: int) -> list[list[Candidate]]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from math import ceil
 
 from regard.search.engine import Candidate, Translation
 from regard.search.settings import SearchSettings
@@ -28,7 +29,8 @@ MARGIN = 1.5
 
 _WORD = re.compile("[\u3040-\u30ff\u3400-\u9fff]{2}|[^\\W\\d_]{2,}")
 """A word, or two characters of writing without spaces."""
-_ADDRESS = re.compile(r"\S*[/@\\_=<>]\S*|\S+\.\S+")
+_NAMED = re.compile(r"[!-~]*[/@#\\_=<>\d][!-~]*|[!-~]+\.[!-~]+")
+"""Addresses, numbers, identifiers: what is called the same in every language."""
 
 
 class Trouble(Enum):
@@ -64,30 +66,37 @@ Decode = Callable[[list[str], SearchSettings], Sequence[Translation]]
 
 @dataclass(frozen=True)
 class Remedy:
-    """Other settings for what is in one of these troubles."""
+    """Another search for what is in one of these troubles."""
 
     name: str
     against: tuple[Trouble, ...]
-    settings: dict[str, int]
-    beam: int
-    """So many times the beam that was asked for, and 4 at least."""
+    settings: dict[str, int] = field(default_factory=dict)
+    wider: int = 1
+    """So many times the beam that was asked for, or what makes it 4 at least."""
+    text: Callable[[str], str] = str
+    """What is translated instead of the source."""
 
     def __call__(self, settings: SearchSettings) -> SearchSettings:
         """All that the beam holds is wanted, so that what is in trouble can be passed over."""
-        beam = max(4, self.beam * settings.beam)
+        beam = settings.beam * max(self.wider, ceil(4 / settings.beam))
         return settings.model_copy(update={**self.settings, "beam": beam, "nbest": beam})
+
+    def applies(self, source: str) -> bool:
+        """Whether anything would be searched for otherwise."""
+        return bool(self.settings) or self.wider > 1 or self.text(source) != source
 
 
 ENDLESS = Trouble.LOOP, Trouble.UNFINISHED
 
 REMEDIES = (
-    Remedy("no three tokens twice", ENDLESS, {"no_repeat": 3}, beam=1),
-    Remedy("no two tokens twice", ENDLESS, {"no_repeat": 2}, beam=2),
-    Remedy("at least one token", (Trouble.EMPTY,), {"min_tokens": 1}, beam=1),
-    Remedy("at least three tokens", (Trouble.EMPTY,), {"min_tokens": 3}, beam=2),
-    Remedy("anything but a copy", (Trouble.COPY,), {}, beam=2),
+    Remedy("in lower case", (Trouble.EMPTY, *ENDLESS), text=str.lower),
+    Remedy("at least one token", (Trouble.EMPTY,), {"min_tokens": 1}),
+    Remedy("at least three tokens", (Trouble.EMPTY,), {"min_tokens": 3}, wider=2),
+    Remedy("no three tokens twice", ENDLESS, {"min_tokens": 1, "no_repeat": 3}),
+    Remedy("no two tokens twice", ENDLESS, {"min_tokens": 1, "no_repeat": 2}, wider=2),
+    Remedy("anything but a copy", (Trouble.COPY,), wider=2),
 )
-"""In the order in which they are tried."""
+"""In the order in which they are tried. Capitals come first: many models have seen too few of them, or none."""
 
 
 @dataclass(frozen=True)
@@ -128,13 +137,17 @@ class Mender:
         """
         best = list(found)
         for place, source in enumerate(sources):
-            if best[place].trouble is not None and self.translates and not any(map(str.isalpha, source)):
+            if best[place].trouble is not None and self.translates and not has_words(source):
                 best[place] = self.unchanged(source)
         for remedy in REMEDIES:
-            ill = [place for place, each in enumerate(best) if each.trouble in remedy.against and not each.shortened]
+            ill = [
+                place
+                for place, each in enumerate(best)
+                if each.trouble in remedy.against and not each.shortened and remedy.applies(sources[place])
+            ]
             if not ill:
                 continue
-            again = self.decode([sources[place] for place in ill], remedy(self.settings))
+            again = self.decode([remedy.text(sources[place]) for place in ill], remedy(self.settings))
             for place, translation in zip(ill, again, strict=True):
                 other = self._choose(sources[place], best[place], translation, remedy.name)
                 best[place] = min(best[place], other, key=lambda each: each.badness)
@@ -158,7 +171,7 @@ class Mender:
         return Mended(candidates, trouble=looked[0][0], remedy=remedy)
 
     def unchanged(self, source: str) -> Mended:
-        """What has no letters is the same in every language: numbers, marks, pictures."""
+        """What has no words is the same in every language: numbers, addresses, marks, pictures."""
         (ids,) = self.tokenizers.target.encode([source])
         same = Candidate(tuple(ids), log_probability=0.0, score=0.0, finished=True, text=source)
         return Mended((same,), remedy="unchanged")
@@ -194,9 +207,14 @@ def repeats(items: Sequence[int] | str, longest: int = PERIOD, turns: int = 3) -
     return most
 
 
+def has_words(source: str) -> bool:
+    """Whether a text has letters other than those of addresses, numbers and identifiers."""
+    return any(map(str.isalpha, _NAMED.sub(" ", source)))
+
+
 def copies(source: str, output: str) -> bool:
     """Whether an output is its source, but for case, marks and spaces, and says something that has to be translated."""
-    prose = [word for word in _WORD.findall(_ADDRESS.sub(" ", source)) if not word[0].isupper()]
+    prose = [word for word in _WORD.findall(_NAMED.sub(" ", source)) if not word[0].isupper()]
     return len(prose) >= PROSE and _words(source) == _words(output)
 
 

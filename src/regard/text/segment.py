@@ -24,6 +24,10 @@ _UNSPACED = re.compile(
 """Chinese and Japanese characters and marks, between which no space is written."""
 _UNSPACED_LANGUAGES = frozenset(("zh", "ja", "yue", "wuu", "lzh", "zho", "cmn", "jpn"))
 
+_UNSEEN = "".join(filter(str.isspace, map(chr, range(0x3001)))) + (
+    "\u00ad\u200b\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
+)
+"""White space, and characters that only say how others are put."""
 _FLAGS = re.compile("[\U0001f1e6-\U0001f1ff]+")
 """Letters of flags; two in a row are one flag."""
 _JOINER = "\u200d"
@@ -45,8 +49,7 @@ class Passage:
         """From a text in parts, which put together are the text; `says` is whether one says something."""
         pieces, gaps = [], [""]
         for part in parts:
-            core = part.strip() if says(part) else ""
-            before, core, after = part.partition(core) if core else (part, "", "")
+            before, core, after = edges(part) if says(part) else (part, "", "")
             gaps[-1] += before
             if core:
                 pieces.append(core)
@@ -92,6 +95,12 @@ def split(text: str, language: str | None = None, fits: Callable[[str], bool] | 
     sentences = (sentence for line in _LINE.findall(text) for sentence in _sentences(line, code))
     parts = sentences if fits is None else (part for sentence in sentences for part in _cut(sentence, fits))
     return Passage.of(parts, visible if language is None else _has_words)
+
+
+def edges(text: str) -> tuple[str, str, str]:
+    """What stands before a text without being seen, the text, and what stands after it; put together the same again."""
+    core = text.strip(_UNSEEN)
+    return text.partition(core) if core else (text, "", "")
 
 
 def visible(text: str) -> bool:
