@@ -28,7 +28,7 @@ if sys.platform != "win32":
 
 log = logging.getLogger("regard")
 
-_GZIP_MAGIC = b"\x1f\x8b"
+GZIP_MAGIC = b"\x1f\x8b"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _UTF8_MARK = b"\xef\xbb\xbf"
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
@@ -67,7 +67,7 @@ def count_lines(path: Path | str) -> int:
 def _bytes_of(path: Path | str) -> Iterator[Iterable[bytes]]:
     try:
         with Path(path).open("rb") as file:
-            if file.peek(2)[:2] == _GZIP_MAGIC:
+            if file.peek(2)[:2] == GZIP_MAGIC:
                 with gzip.open(file) as unpacked:
                     yield unpacked
             else:
@@ -78,12 +78,15 @@ def _bytes_of(path: Path | str) -> Iterator[Iterable[bytes]]:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def read_stream(stream: Iterable[bytes], name: str, bad: Literal["error", "replace"] = "error") -> Iterator[str]:
+def read_stream(
+    stream: Iterable[bytes], name: str, bad: Literal["error", "replace"] = "error", first: int = 1
+) -> Iterator[str]:
     """The lines of a binary stream such as `sys.stdin.buffer`, each as soon as it has arrived.
 
-    The rules are those of `read_lines`, except that gzip is not unpacked; `name` stands in messages for the path.
+    The rules are those of `read_lines`, except that gzip is not unpacked; `name` stands in messages for the path, and
+    `first` is the number of the first line.
     """
-    for number, raw in enumerate(stream, start=1):
+    for number, raw in enumerate(stream, start=first):
         line = raw
         if line.endswith(b"\n"):
             line = line[:-2] if line.endswith(b"\r\n") else line[:-1]
