@@ -12,7 +12,7 @@ source, M hypotheses that end, T tokens so far (those that an output begins with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ from torch import Tensor
 from regard.search.choices import Choices
 from regard.search.decoder import Decoder
 from regard.search.processors import NEVER, NOTHING, Processor
+from regard.search.selection import MostProbable, Selection, Standing
 from regard.search.settings import SearchSettings
 
 Numbers = Float[np.ndarray, "N K"]
@@ -58,6 +59,9 @@ def beam_search(
     end: int,
     processors: Sequence[Processor] = (),
     complete: Callable[[int, list[int]], bool] | None = None,
+    selection: Selection | None = None,
+    places: Sequence[int] | None = None,
+    alike: Callable[[tuple[int, ...]], Hashable] = tuple,
     device: torch.device | str = "cpu",
 ) -> list[list[Hypothesis]]:
     """The best `settings.nbest` hypotheses for each source of `decoder`, best first.
@@ -70,14 +74,17 @@ def beam_search(
         begin: the token before every output, or the tokens before that of each source (with `NOTHING` on the left of
             shorter ones); `decoder` knows all but the last of them.
         complete: says of the index of a source and the tokens of an output whether that is complete without an end.
+        selection: which candidates get the places of a beam; without it, the most probable.
+        places: the places of each source's beam, if not `settings.beam` for all.
+        alike: outputs of which it makes the same, such as their text, are one: the best of them is kept.
 
     Raises `JobError` when the model gives NaN or infinite logits.
     """
     if isinstance(begin, Tensor):
         device = begin.device
     begin_NT = np.full((len(limits), 1), begin) if isinstance(begin, int) else begin.cpu().numpy()
-    search = BeamSearch(Choices(decoder, processors, device), settings, end=end, complete=complete)
-    search.add(limits, begin_NT)
+    search = BeamSearch(Choices(decoder, processors, device), settings, end, complete, selection, alike)
+    search.add(limits, begin_NT, places)
     found: list[list[Hypothesis]] = [[] for _ in limits]
     while search.sources:
         for number, hypotheses in search.step():
@@ -92,16 +99,20 @@ class BeamSearch:
         self,
         choices: Choices,
         settings: SearchSettings,
-        *,
         end: int,
         complete: Callable[[int, list[int]], bool] | None = None,
+        selection: Selection | None = None,
+        alike: Callable[[tuple[int, ...]], Hashable] = tuple,
     ) -> None:
         self.choices, self.settings, self.end, self.complete = choices, settings, end, complete
+        self.selection, self.alike = selection or MostProbable(), alike
+        self.most = settings.beam
+        """The most places that a beam has."""
         self.added = 0
         self.sources: list[int] = []
         """The numbers of the sources still searched, in the order in which they came; all below follow it."""
-        self.found: list[list[Hypothesis]] = []
-        """What has ended of each."""
+        self.found: list[dict[Hashable, Hypothesis]] = []
+        """What has ended of each; of outputs that are alike, the best."""
         self.lengths_N = np.empty(0, dtype=np.int64)
         """How many tokens its outputs have so far."""
         self.limits_N = np.empty(0, dtype=np.int64)
@@ -115,7 +126,7 @@ class BeamSearch:
         self.tokens_RT = np.empty((0, 1), dtype=np.int64)
         """The latest tokens of all rows stand in the last column."""
 
-    def add(self, limits: Sequence[int], begin_NT: Int[np.ndarray, "N T"]) -> None:
+    def add(self, limits: Sequence[int], begin_NT: Int[np.ndarray, "N T"], places: Sequence[int] | None = None) -> None:
         """Sources that `decoder` has just begun with, each with as many rows as the others have."""
         count, width = len(limits), self.scores_NW.shape[1]
         new_RT = np.repeat(begin_NT, width, axis=0)
@@ -125,7 +136,7 @@ class BeamSearch:
         self.tokens_RT = np.concatenate((held_RT, _from_left(new_RT, columns)))
         self.sources += range(self.added, self.added + count)
         self.added += count
-        self.found += [[] for _ in limits]
+        self.found += [{} for _ in limits]
         scores_NW = np.full((count, width), NEVER)
         scores_NW[:, 0] = 0.0
         self.scores_NW = np.concatenate((self.scores_NW, scores_NW))
@@ -134,7 +145,9 @@ class BeamSearch:
         self.limits_N = np.concatenate((self.limits_N, np.array(limits, dtype=np.int64)))
         self.penalty_N = np.concatenate((self.penalty_N, np.array(penalties)))
         self.to_beat_N = np.concatenate((self.to_beat_N, np.full(count, NEVER)))
-        self.places_N = np.concatenate((self.places_N, np.full(count, self.settings.beam)))
+        places = places or [self.settings.beam] * count
+        self.most = max(self.most, *places)
+        self.places_N = np.concatenate((self.places_N, np.array(places, dtype=np.int64)))
 
     def step(self) -> list[tuple[int, list[Hypothesis]]]:
         """Append a token to every output. Sources that are over leave; their numbers and best hypotheses are given."""
@@ -167,16 +180,19 @@ class BeamSearch:
         return self.tokens_RT.shape[1] - int((self.tokens_RT != NOTHING).any(axis=0).argmax())
 
     def _candidates(self) -> tuple[Numbers, Places, Places]:
-        """The best continuations of each source: log-probability, row that is continued, token; best first."""
-        beam, width = self.settings.beam, self.scores_NW.shape[1]
+        """Continuations of each source: log-probability, row that is continued, token; those to be taken first."""
+        width = self.scores_NW.shape[1]
         sources_R = np.repeat(np.array(self.sources), width)
         wanted_R = self.scores_NW.reshape(-1) > NEVER
-        values_RC, tokens_RC = self.choices(self.tokens_RT, sources_R, wanted_R, beam)
+        standing = Standing(self.sources, self.places_N, self.lengths_N, self.tokens_RT)
+        further = self.selection.further(standing)
+        values_RC, tokens_RC = self.choices(self.tokens_RT, sources_R, wanted_R, self.most, further)
         count = values_RC.shape[1]
         scores_NK = (self.scores_NW[:, :, None] + values_RC.reshape(-1, width, count)).reshape(-1, width * count)
-        order_NK = np.argsort(-scores_NK, axis=1, kind="stable")[:, :beam]
+        tokens_NK = tokens_RC.reshape(-1, width * count)
+        order_NK = self.selection.order(standing, scores_NK, tokens_NK)[:, : self.most]
         rows_NK = np.arange(0, len(values_RC), width)[:, None] + order_NK // count
-        return _taken(scores_NK, order_NK), rows_NK, _taken(tokens_RC.reshape(-1, width * count), order_NK)
+        return _taken(scores_NK, order_NK), rows_NK, _taken(tokens_NK, order_NK)
 
     def _over(self, best_N: Float[np.ndarray, " N"]) -> Bool[np.ndarray, " N"]:
         """Where nothing grows, or nothing that does can beat what has ended, or the limit is reached.
@@ -215,9 +231,9 @@ class BeamSearch:
     def _record_ended(self, ended_NK: Flags, scores_NK: Numbers, rows_NK: Places, tokens_NK: Places) -> None:
         changed_M = ended_NK.nonzero()[0]
         outputs = self._outputs(changed_M, rows_NK[ended_NK], tokens_NK[ended_NK])
+        self.places_N = self.places_N.copy()
         for n, ids, log_probability in zip(changed_M.tolist(), outputs, scores_NK[ended_NK].tolist(), strict=True):
-            self.found[n].append(self._hypothesis(ids, log_probability, int(self.lengths_N[n]), finished=True))
-        self.places_N = self.places_N - ended_NK.sum(axis=1)
+            self.places_N[n] -= self._record(n, ids, log_probability, int(self.lengths_N[n]), finished=True)
         for n in set(changed_M.tolist()):
             best = self._best(self.found[n])
             if len(best) == self.settings.nbest:
@@ -227,26 +243,29 @@ class BeamSearch:
         self, n: int, scores_K: Float[np.ndarray, " K"], rows_K: Int[np.ndarray, " K"], tokens_K: Int[np.ndarray, " K"]
     ) -> None:
         """Fill up with what still grows where fewer than `nbest` have ended."""
-        found = self.found[n]
-        if len(found) >= self.settings.nbest:
+        if len(self.found[n]) >= self.settings.nbest:
             return
         growing_K = scores_K > NEVER
         outputs = self._outputs(np.full(int(growing_K.sum()), n), rows_K[growing_K], tokens_K[growing_K])
         for ids, log_probability in zip(outputs, scores_K[growing_K].tolist(), strict=True):
-            found.append(self._hypothesis(ids, log_probability, len(ids), finished=False))
-        if not found:  # every continuation is forbidden or has probability 0: what stands so far is the answer
+            self._record(n, ids, log_probability, len(ids), finished=False)
+        if not self.found[n]:  # every continuation is forbidden or has probability 0: what stands so far is the answer
             best = n * self.scores_NW.shape[1]
             (ids,) = self._outputs(np.array([n]), np.array([best]), np.array([self.end]))
-            found.append(self._hypothesis(ids, float(self.scores_NW[n, 0]), len(ids), finished=False))
+            self._record(n, ids, float(self.scores_NW[n, 0]), len(ids), finished=False)
 
-    def _hypothesis(self, ids: list[int], log_probability: float, length: int, finished: bool) -> Hypothesis:
-        """`length` counts the end token."""
-        penalty = length_penalty(length, self.settings.alpha)
-        return Hypothesis(tuple(ids), log_probability, log_probability / penalty, finished)
+    def _record(self, n: int, ids: list[int], log_probability: float, length: int, finished: bool) -> bool:
+        """Whether there was none like it. `length` counts the end token."""
+        score = log_probability / length_penalty(length, self.settings.alpha)
+        hypothesis = Hypothesis(tuple(ids), log_probability, score, finished)
+        found, key = self.found[n], self.alike(hypothesis.ids)
+        new = key not in found
+        if new or rank(hypothesis) > rank(found[key]):
+            found[key] = hypothesis
+        return new
 
-    def _best(self, found: list[Hypothesis]) -> list[Hypothesis]:
-        ranked = sorted(found, key=lambda hypothesis: (hypothesis.finished, hypothesis.score), reverse=True)
-        return ranked[: self.settings.nbest]
+    def _best(self, found: dict[Hashable, Hypothesis]) -> list[Hypothesis]:
+        return sorted(found.values(), key=rank, reverse=True)[: self.settings.nbest]
 
     def _leave(self, stay_N: Int[np.ndarray, " N"]) -> None:
         self.sources = [self.sources[n] for n in stay_N.tolist()]
@@ -267,6 +286,11 @@ class BeamSearch:
             self.tokens_RT = self.tokens_RT[rows_R]
         self.scores_NW = scores_NK[:, :width]
         self.tokens_RT = np.concatenate((self.tokens_RT, newest_R[:, None]), axis=1)
+
+
+def rank(hypothesis: Hypothesis) -> tuple[bool, float]:
+    """What has ended comes first, then the higher score."""
+    return hypothesis.finished, hypothesis.score
 
 
 def _from_left(tokens_RT: Int[np.ndarray, "R T"], columns: int) -> Int[np.ndarray, "R columns"]:

@@ -1,6 +1,6 @@
 """The best next tokens of each row: from the scores of a decoder, or from a decoder that finds them itself.
 
-Shapes: R rows, T tokens so far, C candidates of a row, V vocabulary.
+Shapes: R rows, T tokens so far, C candidates of a row, F further ones, V vocabulary.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from regard.errors import JobError
 from regard.search.decoder import Chooser, Decoder
-from regard.search.processors import NEVER, Ban, Processor
+from regard.search.processors import NEVER, NOTHING, Ban, Processor
 from regard.search.ranking import largest
 
 
@@ -36,16 +38,19 @@ class Choices:
         sources_R: Int[np.ndarray, " R"],
         wanted_R: Bool[np.ndarray, " R"],
         count: int,
+        further: Sequence[Sequence[int]] = (),
     ) -> tuple[Float[np.ndarray, "R C"], Int[np.ndarray, "R C"]]:
         """Append each row's last token; the log-probabilities and ids of at most `count` tokens that may follow.
 
+        After these come the `further` tokens of each row that are not among them. They need all scores of a decoder.
+
         Raises `JobError` when the model gives NaN or infinite logits.
         """
-        if self._chooser is not None:
+        if self._chooser is not None and not further:
             self._chooser.advance(tokens_RT[:, -1], wanted_R)
             values_RC, tokens_RC = self._chooser.candidates(min(count, len(self._allowed_V)), self._allowed_V)
         else:
-            values_RC, tokens_RC = self._scored(tokens_RT, sources_R, count)
+            values_RC, tokens_RC = self._scored(tokens_RT, sources_R, count, further)
         if np.isnan(values_RC[:, 0]).any():
             raise JobError("the model gives NaN or infinite scores: its weights are damaged or its numbers overflow")
         return values_RC, tokens_RC
@@ -57,7 +62,11 @@ class Choices:
             self.decoder.reorder(torch.from_numpy(rows_R).to(self.device), sources)
 
     def _scored(
-        self, tokens_RT: Int[np.ndarray, "R T"], sources_R: Int[np.ndarray, " R"], count: int
+        self,
+        tokens_RT: Int[np.ndarray, "R T"],
+        sources_R: Int[np.ndarray, " R"],
+        count: int,
+        further: Sequence[Sequence[int]],
     ) -> tuple[Float[np.ndarray, "R C"], Int[np.ndarray, "R C"]]:
         with torch.inference_mode():
             said_RT = torch.from_numpy(tokens_RT).to(self.device)
@@ -67,4 +76,18 @@ class Choices:
                 assert of_R is not None
                 scores_RV = processor(scores_RV, said_RT, of_R)
             values_RC, tokens_RC = largest(scores_RV, min(count, scores_RV.shape[1]))
+            if further:
+                values_RF, tokens_RF = _others(scores_RV, tokens_RC, further)
+                values_RC, tokens_RC = torch.cat((values_RC, values_RF), 1), torch.cat((tokens_RC, tokens_RF), 1)
         return values_RC.cpu().numpy(), tokens_RC.cpu().numpy()
+
+
+def _others(
+    scores_RV: Float[Tensor, "R V"], tokens_RC: Int[Tensor, "R C"], further: Sequence[Sequence[int]]
+) -> tuple[Float[Tensor, "R F"], Int[Tensor, "R F"]]:
+    """The scores of further tokens; -inf for those of `tokens_RC`, and for what fills shorter rows up."""
+    filled = [torch.tensor(tokens, dtype=torch.int64, device=scores_RV.device) for tokens in further]
+    tokens_RF = pad_sequence(filled, batch_first=True, padding_value=NOTHING)
+    known_RF = (tokens_RF[:, :, None] == tokens_RC[:, None]).any(dim=2) | (tokens_RF == NOTHING)
+    tokens_RF = tokens_RF.clamp(min=0)
+    return scores_RV.gather(1, tokens_RF).masked_fill(known_RF, NEVER), tokens_RF

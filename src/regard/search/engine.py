@@ -7,9 +7,11 @@ Shapes: B batch, S source positions, N sources, R rows of a search.
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from math import ceil, exp
 from random import Random
 
 import numpy as np
@@ -18,15 +20,21 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regard.model.interface import SequenceToSequence
-from regard.search.beam import BeamSearch, Hypothesis, beam_search, length_penalty
+from regard.search.bayes import Utility, expected_utilities
+from regard.search.beam import BeamSearch, Hypothesis, beam_search, length_penalty, rank
 from regard.search.choices import Choices
+from regard.search.constraints import Begin, Forbid, Must
+from regard.search.coverage import CoverageReader
 from regard.search.decoder import Chooser, Decoder
 from regard.search.executors import Executor, TorchExecutor, pad
 from regard.search.growth import Growing, choose_step_by_step
 from regard.search.inputs import encode_or_replace
 from regard.search.processors import Ban, MinimumLength, NoRepeat, Processor
+from regard.search.requests import Request, Wishes
 from regard.search.sampling import Sampling
+from regard.search.selection import Banks, Diverse, Selection
 from regard.search.settings import SamplingSettings, SearchSettings
+from regard.search.spelling import phrase, spelling
 from regard.search.windows import batches, side_by_side, windows
 from regard.text.tokenizer import TokenizerPair
 
@@ -67,10 +75,12 @@ NOTHING = Translation((Candidate(ids=(), log_probability=0.0, score=0.0, finishe
 def translate(
     model: SequenceToSequence | Executor,
     tokenizers: TokenizerPair,
-    texts: Iterable[str],
+    texts: Iterable[str | Request],
     settings: SearchSettings,
     *,
     sampling: SamplingSettings | None = None,
+    utility: Utility | None = None,
+    readers: Sequence[SequenceToSequence] = (),
     patience: float | None = None,
     workers: int = 1,
     name: str = "input",
@@ -81,17 +91,24 @@ def translate(
 
     Args:
         model: a model, which PyTorch carries out, or what else carries one out (`regard.search.executors`).
-        sampling: draw one output for each text, token by token, instead of searching for the best.
+        texts: a `Request` is a text with wishes about its output.
+        sampling: draw outputs for each text, token by token, instead of searching for the best.
+        utility: of what was found, that is best which has the highest expected utility (minimum Bayes risk), instead of
+            the highest score. What was drawn counts as often as it was, what a beam found by its probability.
+        readers: the models, for `settings.coverage`, where `model` is an executor.
         patience: what has arrived is translated when nothing more has come for so many seconds (see `windows`);
             without it, texts are always taken about a thousand at a time.
         workers: so many threads translate at once (see `side_by_side`).
         name: stands in warnings before the number of the line.
 
     Raises:
+        UserError: the vocabulary has no tokens for something that must be said; or there is no attention for coverage.
         JobError: the model gives NaN or infinite scores.
     """
     executor = model if isinstance(model, Executor) else TorchExecutor(model)
-    engine = _Engine(executor, tokenizers, settings, sampling)
+    if not isinstance(model, Executor):
+        readers = (model,)
+    engine = _Engine(executor, tokenizers, settings, sampling, utility, readers)
     first = 1
     for window in windows(texts, WINDOW, patience):
         yield from engine.window(window, workers, f"{name}, line", first)
@@ -99,6 +116,14 @@ def translate(
 
 
 Candidates = tuple[Candidate, ...]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """An input in tokens, with wishes about its output."""
+
+    ids: list[int]
+    wishes: Wishes
 
 
 class _Engine:
@@ -110,24 +135,34 @@ class _Engine:
         tokenizers: TokenizerPair,
         settings: SearchSettings,
         sampling: SamplingSettings | None,
+        utility: Utility | None,
+        readers: Sequence[SequenceToSequence],
     ) -> None:
         self.executor, self.tokenizers = executor, tokenizers
         self.settings, self.sampling = settings, sampling
+        self.utility, self.readers = utility, readers
         *self.forced, self.begin = tokenizers.target_begin
         self.end = tokenizers.target_end
         frame = len(tokenizers.source_begin) + len(tokenizers.source_end)
         self.reach = executor.settings.source_reach - frame
         self.longest = executor.settings.max_length - len(self.forced)
-        self.budget = settings.batch_tokens // (1 if sampling is not None else settings.beam)
+        self.budget = settings.batch_tokens // (sampling.n if sampling is not None else settings.beam)
+        self.forbidden = tuple(phrase(each, tokenizers.target) for each in settings.forbid)
+        beam = settings.beam // settings.groups
+        ranked_later = settings.groups > 1 or settings.coverage > 0 or utility is not None
+        self.joins = executor.joins and sampling is None and settings.groups == 1 and not self._rules([], [])
+        """Whether a decoder may find candidates itself, for sources without wishes."""
+        self.search = settings.model_copy(update={"beam": beam, "nbest": beam if ranked_later else settings.nbest})
 
-    def window(self, texts: list[str], workers: int, name: str, first: int) -> list[Translation]:
+    def window(self, texts: list[str | Request], workers: int, name: str, first: int) -> list[Translation]:
         """Translate some texts, of which the first has this number in warnings."""
         translations = [NOTHING] * len(texts)
-        filled = [place for place, text in enumerate(texts) if text.strip()]
+        requests = [text if isinstance(text, Request) else Request(text) for text in texts]
+        filled = [place for place, request in enumerate(requests) if request.text.strip()]
         names = [f"{name} {first + place}" for place in filled]
-        sources = encode_or_replace(self.tokenizers.source, [texts[place] for place in filled], names)
-        shortened = [len(source) > self.reach for source in sources]
-        for line, source in zip(names, sources, strict=True):
+        encoded = encode_or_replace(self.tokenizers.source, [requests[place].text for place in filled], names)
+        shortened = [len(source) > self.reach for source in encoded]
+        for line, source in zip(names, encoded, strict=True):
             if len(source) > self.reach:
                 log.warning(
                     "%s: has %d tokens, of which the model can read %d; the rest is not translated: split the line",
@@ -135,38 +170,39 @@ class _Engine:
                     len(source),
                     self.reach,
                 )
-        found = self._found([source[: self.reach] for source in sources], workers)
-        for place, cut, candidates in zip(filled, shortened, found, strict=True):
-            translations[place] = Translation(candidates, cut)
+        wishes = [Wishes.of(requests[place], self.tokenizers.target) for place in filled]
+        sources = [_Source(ids[: self.reach], wish) for ids, wish in zip(encoded, wishes, strict=True)]
+        found = self._found(sources, workers)
+        if self.settings.coverage:
+            found = self._covered(sources, found, workers)
+        for place, cut, hypotheses in zip(filled, shortened, found, strict=True):
+            translations[place] = Translation(self._candidates(hypotheses), cut)
         return translations
 
-    def _found(self, sources: list[list[int]], workers: int) -> list[Candidates]:
-        """The candidates for each source."""
-        order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))
-        if self.executor.joins and self.sampling is None and not self._rules():
-            waiting = deque((index, sources[index]) for index in order)
-            shares = [waiting] * min(workers, len(waiting))
-            results = (each for share in side_by_side(self._flow, shares, workers) for each in share)
-        else:
-            costs = [len(self._framed(source)) for source in sources]
-            planned = list(batches(costs, self.budget))
+    def _found(self, sources: list[_Source], workers: int) -> list[list[Hypothesis]]:
+        """What is found for each source, best first."""
+        order = sorted(range(len(sources)), key=lambda index: -len(sources[index].ids))
+        flowing = [index for index in order if self.joins and sources[index].wishes == Wishes()]
+        waiting = deque((index, sources[index]) for index in flowing)
+        shares = [waiting] * min(workers, len(waiting))
+        found = dict(chain.from_iterable(side_by_side(self._flow, shares, workers)))
+        others = [index for index in range(len(sources)) if index not in set(flowing)]
+        costs = [ceil(len(self._framed(sources[index])) * self._crowd(sources[index])) for index in others]
+        planned = [[others[place] for place in batch] for batch in batches(costs, self.budget)]
 
-            def work(batch: list[int]) -> list[tuple[int, Candidates]]:
-                chosen = [sources[index] for index in batch]
-                return list(
-                    zip(batch, self._search(chosen) if self.sampling is None else self._draw(chosen), strict=True)
-                )
+        def work(batch: list[int]) -> list[tuple[int, list[Hypothesis]]]:
+            chosen = [sources[index] for index in batch]
+            return list(zip(batch, self._search(chosen) if self.sampling is None else self._draw(chosen), strict=True))
 
-            results = (each for batch in side_by_side(work, planned, workers) for each in batch)
-        found = dict(results)
+        found |= dict(chain.from_iterable(side_by_side(work, planned, workers)))
         return [found[index] for index in range(len(sources))]
 
-    def _flow(self, waiting: deque[tuple[int, list[int]]]) -> list[tuple[int, Candidates]]:
+    def _flow(self, waiting: deque[tuple[int, _Source]]) -> list[tuple[int, list[Hypothesis]]]:
         """Search for sources that wait, each taking the place of one that is done, so that no row idles."""
         decoder = self.executor.begin([], self.tokenizers.source.pad, self.forced)
         assert isinstance(decoder, Chooser)
-        search = BeamSearch(Choices(decoder, [self._ban()]), self.settings, end=self.end)
-        found: list[tuple[int, Candidates]] = []
+        search = BeamSearch(Choices(decoder, [self._ban()]), self.search, self.end, alike=self._alike)
+        found: list[tuple[int, list[Hypothesis]]] = []
         indices: list[int] = []
         while True:
             joining = self._next(waiting, len(search.sources))
@@ -176,81 +212,162 @@ class _Engine:
                 search.add(self._limits([source for _, source in joining]), np.full((len(joining), 1), self.begin))
             if not search.sources:
                 return found
-            found += [(indices[number], self._candidates(hypotheses)) for number, hypotheses in search.step()]
+            found += [(indices[number], hypotheses) for number, hypotheses in search.step()]
 
-    def _next(self, waiting: deque[tuple[int, list[int]]], busy: int) -> list[tuple[int, list[int]]]:
+    def _next(self, waiting: deque[tuple[int, _Source]], busy: int) -> list[tuple[int, _Source]]:
         """Sources to join those that are searched: some at a time, since an encoder is faster on many."""
-        taken: list[tuple[int, list[int]]] = []
+        taken: list[tuple[int, _Source]] = []
         try:
-            room = max(1, self.budget // (1 + len(waiting[0][1])))
+            room = max(1, self.budget // (1 + len(waiting[0][1].ids)))
             while room - busy >= max(1, room // JOIN) and len(taken) < room - busy:
                 taken.append(waiting.popleft())
         except IndexError:  # nothing waits any more: other threads take from it too
             pass
         return taken
 
-    def _search(self, sources: Sequence[list[int]]) -> list[Candidates]:
+    def _search(self, inputs: Sequence[_Source]) -> list[list[Hypothesis]]:
+        """Beam search for each; the groups of a diverse one are searched for side by side."""
+        groups = self.settings.groups
+        sources = [source for source in inputs for _ in range(groups)]
+        limits = self._limits(sources)
+        demands = [source.wishes.demand for source in sources]
+        selection: Selection | None = Diverse(groups, self.settings.diversity) if groups > 1 else None
+        if selection is None and self.search.beam > 1 and any(demand.wishes for demand in demands):
+            selection = Banks(demands)
         found = beam_search(
             self._begin(sources),
-            self._limits(sources),
-            self.settings,
+            limits,
+            self.search,
             begin=self.begin,
             end=self.end,
-            processors=[self._ban(), *self._rules()],
+            processors=[self._ban(), *self._rules(sources, limits)],
+            selection=selection,
+            places=[self._places(source) for source in sources],
+            alike=self._alike,
             device=self.executor.device,
         )
-        return list(map(self._candidates, found))
+        return [list(chain.from_iterable(found[n : n + groups])) for n in range(0, len(found), groups)]
 
-    def _draw(self, sources: Sequence[list[int]]) -> list[Candidates]:
-        """One output for each source, its chances a function of the seed and the source alone."""
+    def _places(self, source: _Source) -> int:
+        """Of a beam: one at least for outputs that miss equally much, unless it is to be greedy."""
+        banks = 1 + source.wishes.demand.missing(())
+        return self.search.beam if self.search.beam == 1 or self.settings.groups > 1 else max(self.search.beam, banks)
+
+    def _crowd(self, source: _Source) -> float:
+        """How many times the usual rows a source needs."""
+        return 1.0 if self.sampling is not None else self._places(source) / self.search.beam
+
+    def _draw(self, inputs: Sequence[_Source]) -> list[list[Hypothesis]]:
+        """Outputs for each source, their chances a function of the seed and the source alone."""
         assert self.sampling is not None
-        seed = self.sampling.seed
-        texts = [
-            Growing(limit, random=Random() if seed is None else Random(f"{seed} {source}"))
-            for source, limit in zip(sources, self._limits(sources), strict=True)
-        ]
+        seed, n = self.sampling.seed, self.sampling.n
+        sources = [source for source in inputs for _ in range(n)]
+        limits = self._limits(sources)
+        texts = []
+        for place, (source, limit) in enumerate(zip(sources, limits, strict=True)):
+            which = f" {place % n}" if place % n else ""
+            texts.append(Growing(limit, random=Random() if seed is None else Random(f"{seed} {source.ids}{which}")))
         steps = choose_step_by_step(
             self._begin(sources),
             torch.full((len(sources), 1), self.begin, device=self.executor.device),
             texts,
             Sampling(self.sampling),
             end=self.end,
-            processors=[self._ban(), *self._rules()],
+            processors=[self._ban(), *self._rules(sources, limits)],
         )
         for _ in steps:
             pass
-        return [self._candidates([self._grown(text)]) for text in texts]
+        drawn = list(map(self._grown, texts))
+        return [drawn[place : place + n] for place in range(0, len(drawn), n)]
 
     def _grown(self, text: Growing) -> Hypothesis:
         finished = text.stopped == "end"
         score = text.log_probability / length_penalty(len(text.ids) + finished, self.settings.alpha)
         return Hypothesis(tuple(text.ids), text.log_probability, score, finished)
 
-    def _begin(self, sources: Sequence[list[int]]) -> Decoder:
+    def _begin(self, sources: Sequence[_Source]) -> Decoder:
         return self.executor.begin(list(map(self._framed, sources)), self.tokenizers.source.pad, self.forced)
 
-    def _framed(self, source: list[int]) -> list[int]:
-        return [*self.tokenizers.source_begin, *source, *self.tokenizers.source_end]
+    def _framed(self, source: _Source) -> list[int]:
+        return [*self.tokenizers.source_begin, *source.ids, *self.tokenizers.source_end]
 
-    def _limits(self, sources: Sequence[list[int]]) -> list[int]:
-        """How long each output may become."""
-        return [min(len(source) + self.settings.extra_tokens, self.longest) for source in sources]
+    def _limits(self, sources: Sequence[_Source]) -> list[int]:
+        """How long each output may become, the end token included. What it has to say is never too long."""
+        limits = []
+        for source in sources:
+            limit = len(source.ids) + self.settings.extra_tokens
+            if self.settings.max_ratio is not None:
+                limit = min(limit, ceil(self.settings.max_ratio * len(source.ids)) + 1)
+            limits.append(min(max(limit, source.wishes.tokens + 1), self.longest))
+        return limits
 
     def _ban(self) -> Ban:
         return Ban(self.tokenizers.target.forbidden, self.executor.device)
 
-    def _rules(self) -> list[Processor]:
-        """What else the settings ask of each next token."""
+    def _rules(self, sources: Sequence[_Source], limits: Sequence[int]) -> list[Processor]:
+        """What else settings and wishes ask of each next token."""
         rules: list[Processor] = []
+        wishes = [source.wishes for source in sources]
         if self.settings.no_repeat:
             rules.append(NoRepeat(self.settings.no_repeat))
-        if self.settings.min_tokens:
-            rules.append(MinimumLength(self.end, self.settings.min_tokens, prompt=1))
+        if self.settings.min_tokens or self.settings.min_ratio:
+            least = [ceil(self.settings.min_ratio * len(source.ids)) for source in sources]
+            rules.append(MinimumLength(self.end, [max(self.settings.min_tokens, each) for each in least], prompt=1))
+        if any(each.beginning.ids or each.beginning.rest for each in wishes):
+            rules.append(Begin([each.beginning for each in wishes], spelling(self.tokenizers.target)))
+        if self.forbidden or any(each.forbidden for each in wishes):
+            phrases = [(*self.forbidden, *each.forbidden) for each in wishes]
+            rules.append(Forbid(phrases, spelling(self.tokenizers.target)))
+        if any(each.demand.wishes for each in wishes):
+            rules.append(Must([each.demand for each in wishes], limits, self.end))
         return rules
 
+    def _alike(self, ids: tuple[int, ...]) -> Hashable:
+        """Two ways to write one text are one hypothesis, where more than one is wanted."""
+        return ids if self.search.nbest == 1 else self.tokenizers.target.decode([list(ids)])[0]
+
+    def _covered(
+        self, sources: Sequence[_Source], found: list[list[Hypothesis]], workers: int
+    ) -> list[list[Hypothesis]]:
+        """The same with the coverage penalty in their scores."""
+        pairs = [(source.ids, each.ids) for source, several in zip(sources, found, strict=True) for each in several]
+        costs = [max(len(source), len(output)) + 2 for source, output in pairs]
+        planned = list(batches(costs, self.settings.batch_tokens))
+        reader = CoverageReader(self.readers, self.tokenizers)
+
+        def read(batch: list[int]) -> list[float]:
+            return reader([pairs[index] for index in batch])
+
+        penalties: dict[int, float] = {}
+        for batch, values in zip(planned, side_by_side(read, planned, workers), strict=True):
+            penalties |= zip(batch, values, strict=True)
+        weighted = iter([self.settings.coverage * penalties[index] for index in range(len(pairs))])
+        return [[replace(each, score=each.score + next(weighted)) for each in several] for several in found]
+
     def _candidates(self, hypotheses: Sequence[Hypothesis]) -> Candidates:
-        texts = self.tokenizers.target.decode([list(hypothesis.ids) for hypothesis in hypotheses])
-        return tuple(Candidate(**vars(each), text=text) for each, text in zip(hypotheses, texts, strict=True))
+        """With their texts, best first: as many as are wanted, or all that were drawn, where none is chosen."""
+        ranked = sorted(hypotheses, key=rank, reverse=True)
+        texts = self.tokenizers.target.decode([list(hypothesis.ids) for hypothesis in ranked])
+        candidates = [Candidate(**vars(each), text=text) for each, text in zip(ranked, texts, strict=True)]
+        if self.sampling is not None and self.utility is None:
+            return tuple(candidates)
+        distinct: dict[str, Candidate] = {}
+        for candidate in candidates:
+            distinct.setdefault(candidate.text, candidate)
+        candidates = list(distinct.values())
+        if self.utility is not None:
+            weights = self._weights(candidates, Counter(texts))
+            expected = expected_utilities(list(distinct), weights, self.utility)
+            order = sorted(range(len(candidates)), key=lambda place: -expected[place])
+            candidates = [candidates[place] for place in order]
+        return tuple(candidates[: self.settings.nbest])
+
+    def _weights(self, candidates: Sequence[Candidate], counts: Counter[str]) -> list[float]:
+        """How probable each is: as often as it was drawn, or as the model says of what a search found."""
+        if self.sampling is not None:
+            return [float(counts[candidate.text]) for candidate in candidates]
+        most = max(candidate.log_probability for candidate in candidates)
+        return [exp(candidate.log_probability - most) for candidate in candidates]
 
 
 def pad_sources(
