@@ -11,7 +11,8 @@ import torch
 import regard
 from regard.data.shortlist import Shortlist
 from regard.errors import JobError, UserError
-from regard.model.settings import ModelSettings
+from regard.evaluation.alignment import align
+from regard.model.settings import AlignmentHead, ModelSettings
 from regard.model.store import Languages
 from regard.model.transformer import EncoderDecoder
 from regard.pipelines import Translator, write_directory
@@ -49,6 +50,24 @@ def test_a_shortlist_is_written_and_read_with_the_rest(tmp_path: Path) -> None:
     after = regard.load(tmp_path / "model")
     assert after.shortlist is not None
     assert after.shortlist.candidates([0, 1]).tolist() == [2, 7]
+
+
+def test_where_a_model_aligns_is_kept_with_it(tmp_path: Path) -> None:
+    before = translator("some text to learn from")
+    write_directory(tmp_path / "without", before, "# A card\n")
+    assert "alignment" not in (tmp_path / "without" / "config.json").read_text("utf-8")
+    before.alignment = AlignmentHead(layer=0, head=1)
+    write_directory(tmp_path / "model", before, "# A card\n")
+    after = regard.load(tmp_path / "model")
+    assert after.alignment == before.alignment
+    pair = "some text", "text to learn"
+    assert after.align(*pair) == list(align(before.model, before.tokenizers, [pair], before.alignment))
+    with pytest.raises(UserError, match="2 sources and 1 targets"):
+        after.align(["a", "b"], "a")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(config.read_text("utf-8").replace('"head": 1', '"head": 2'), "utf-8")
+    with pytest.raises(UserError, match="alignment: the model has no such head"):
+        regard.load(tmp_path / "model")
 
 
 def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path) -> None:

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator
 from itertools import product
 
 import pytest
 import torch
 
-from regard.evaluation.alignment import Alignment, align, memory_attention, usual_head
+from regard.evaluation.alignment import Alignment, align, memory_attention, usual_head, with_alignments
 from regard.evaluation.alignment_error import AlignmentErrors
 from regard.model.attention import reading, watching
 from regard.model.reference import AttentionValues
 from regard.model.settings import AlignmentHead, ModelSettings
 from regard.model.transformer import EncoderDecoder
+from regard.search.engine import Translation, translate
+from regard.search.settings import SearchSettings
 from regard.text.tokenizer import Tokenizer, TokenizerPair, TokenizerSettings
 
 SOURCE = ["a small  dog runs", "", "two men talk about the weather", "tea", "the quick brown fox jumps over the dog"]
@@ -104,6 +107,23 @@ def test_what_is_too_long_has_no_links_and_half_characters_are_replaced(
     assert "not aligned: split the line" in caplog.text
     assert half.source == "tea \ufffd"
     assert half.source_words == ((0, 3), (4, 5))
+
+
+@pytest.mark.parametrize("patience", [None, 0.01])
+def test_texts_are_translated_and_aligned_as_they_come(tokenizers: TokenizerPair, patience: float | None) -> None:
+    model = build(tokenizers)
+    settings = SearchSettings(beam=2, extra_tokens=3)
+
+    def translated(texts: Iterable[str]) -> Iterator[Translation]:
+        return translate(model, tokenizers, texts, settings, patience=patience)
+
+    def aligned(pairs: Iterable[tuple[str, str]]) -> Iterator[Alignment]:
+        return align(model, tokenizers, pairs, patience=patience)
+
+    found = list(with_alignments(SOURCE, translated, aligned))
+    assert [each.best.text for each, _ in found] == [each.best.text for each in translated(SOURCE)]
+    pairs = [(source, each.best.text) for source, (each, _) in zip(SOURCE, found, strict=True)]
+    assert [alignment for _, alignment in found] == list(align(model, tokenizers, pairs))
 
 
 def test_the_alignment_error_rate_by_hand() -> None:

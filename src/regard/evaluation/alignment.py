@@ -8,9 +8,11 @@ Shapes: B batch, H heads, T target positions, S source positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +21,7 @@ from regard.evaluation.forced import Forced, read_pairs
 from regard.model.attention import MultiHeadAttention, reading
 from regard.model.settings import AlignmentHead
 from regard.model.transformer import EncoderDecoder
+from regard.search.engine import Translation
 from regard.search.inputs import whole_characters
 from regard.text.tokenizer import TokenizerPair
 from regard.text.words import Span, words, words_of_tokens
@@ -55,6 +58,7 @@ def align(
     head: AlignmentHead | None = None,
     batch_tokens: int = 4096,
     *,
+    patience: float | None = None,
     workers: int = 1,
     name: str = "pairs",
 ) -> Iterator[Alignment]:
@@ -65,13 +69,12 @@ def align(
 
     Args:
         head: where to read them; unset: `usual_head`.
-        batch_tokens: budget of a batch: pairs times positions of the longer side.
-        workers: so many threads work on batches at once (see `regard.search.windows.side_by_side`).
-        name: stands in warnings before the number of the line.
+        batch_tokens, patience, workers, name: see `read_pairs`.
     """
     work = partial(linked_tokens, model, tokenizers, head or usual_head(model))
     whole = ((whole_characters(source), whole_characters(target)) for source, target in pairs)
-    for pair in read_pairs(model, tokenizers, whole, work, "aligned", batch_tokens, workers=workers, name=name):
+    how: dict[str, Any] = {"patience": patience, "workers": workers, "name": name}
+    for pair in read_pairs(model, tokenizers, whole, work, "aligned", batch_tokens, **how):
         source_tokens = tokenizers.source.spans([pair.source])[0]
         target_tokens = tokenizers.target.spans([pair.target])[0]
         source_words, target_words = words(pair.source, source_tokens), words(pair.target, target_tokens)
@@ -84,6 +87,35 @@ def align(
             for right in target_of[target]
         }
         yield Alignment(pair.source, pair.target, tuple(source_words), tuple(target_words), tuple(sorted(links)))
+
+
+TranslationT = TypeVar("TranslationT", bound=Translation)
+
+
+def with_alignments(
+    texts: Iterable[str],
+    translate: Callable[[Iterable[str]], Iterator[TranslationT]],
+    align: Callable[[Iterable[tuple[str, str]]], Iterator[Alignment]],
+) -> Iterator[tuple[TranslationT, Alignment]]:
+    """Translate texts as they come, and align each with the best of its translations, in order.
+
+    Whether what has come waits for more is decided by `translate` and `align`, which may read ahead.
+    """
+    sources: deque[str] = deque()
+    translations: deque[TranslationT] = deque()
+
+    def remembered() -> Iterator[str]:
+        for text in texts:
+            sources.append(text)
+            yield text
+
+    def pairs() -> Iterator[tuple[str, str]]:
+        for translation in translate(remembered()):
+            translations.append(translation)
+            yield sources.popleft(), translation.best.text
+
+    for alignment in align(pairs()):
+        yield translations.popleft(), alignment
 
 
 @torch.inference_mode()

@@ -75,6 +75,7 @@ def read_pairs(
     done: str,
     batch_tokens: int = 4096,
     *,
+    patience: float | None = None,
     workers: int = 1,
     name: str = "pairs",
 ) -> Iterator[ReadPair[R]]:
@@ -86,11 +87,13 @@ def read_pairs(
         work: gives a result for each pair of a batch.
         done: what it does to a pair, as a participle, for the warning.
         batch_tokens: budget of a batch: pairs times positions of the longer side.
+        patience: what has arrived is worked on when nothing more has come for so many seconds (see `windows`); without
+            it, pairs are always taken about a thousand at a time.
         workers: so many threads work at once (see `side_by_side`).
         name: stands in warnings before the number of the line.
     """
     line = 1
-    for window in windows(pairs, WINDOW):
+    for window in windows(pairs, WINDOW, patience):
         names = [f"{name}, line {line + place}" for place in range(len(window))]
         line += len(window)
         sources = tokenizers.source.encode([source for source, _ in window])

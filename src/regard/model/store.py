@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.errors import UserError
 from regard.model.inputs import Embedding
-from regard.model.settings import HeadSettings, ModelSettings
+from regard.model.settings import AlignmentHead, HeadSettings, ModelSettings
 from regard.model.transformer import BidirectionalEncoder, CausalDecoder, EncoderDecoder, Model
 from regard.settings import Settings, read_json
 from regard.text.lines import atomic_write
@@ -58,6 +58,8 @@ class ModelConfig(Settings):
     vocabulary: Vocabulary
     head: HeadSettings | None = None
     """What stands on an encoder."""
+    alignment: AlignmentHead | None = None
+    """Where the decoder has learned to say which words stand for each other, if it has."""
     model: ModelSettings
 
     @model_validator(mode="after")
@@ -69,6 +71,12 @@ class ModelConfig(Settings):
             raise ValueError(f"head: a model of the family {self.family} has none")
         if self.head is not None and self.head.kind == "masked-lm" and not reads:
             raise ValueError("head: a masked language model reads tokens")
+        if self.alignment is not None and (
+            self.family != "encoder-decoder"
+            or self.alignment.layer >= self.model.decoder_layers
+            or (self.alignment.head or 0) >= self.model.heads
+        ):
+            raise ValueError("alignment: the model has no such head")
         both = self.family == "encoder-decoder"
         if both and self.model.ties_inputs and self.vocabulary.source != self.vocabulary.target:
             raise ValueError(f'model.tie = "{self.model.tie}" needs one vocabulary for both sides')
@@ -149,20 +157,29 @@ def _refuse_misfits(model: nn.Module, tensors: dict[str, Tensor], origin: str) -
         raise UserError(f"{origin}: the weights do not fit the settings; {'; '.join(problems + sorted(shapes))}")
 
 
-def write(directory: Path, model: nn.Module, languages: Languages | None = None, tokenizers: str | None = None) -> None:
+def write(
+    directory: Path,
+    model: nn.Module,
+    languages: Languages | None = None,
+    tokenizers: str | None = None,
+    alignment: AlignmentHead | None = None,
+) -> None:
     """Write `model` into `directory`; `config.json` comes last, so that a directory with one is complete.
 
-    `tokenizers` is the fingerprint of those it was trained with, so that no others are taken for them.
+    `tokenizers` is the fingerprint of those it was trained with, so that no others are taken for them; `alignment` is
+    where it has learned to align.
     """
     model = unwrap(model)
     if not isinstance(model, Model):
         raise TypeError(f"not a model of this package: {type(model).__name__}")
-    config = describe(model, languages, tokenizers)
+    config = describe(model, languages, tokenizers).model_copy(update={"alignment": alignment})
+    # Older releases refuse a key that they do not know.
+    unknown = {"alignment"} if alignment is None else None
     directory.mkdir(parents=True, exist_ok=True)
     with atomic_write(directory / WEIGHTS) as file:
         file.write(save({name: tensor.contiguous().cpu() for name, tensor in parameters(model).items()}))
     with atomic_write(directory / CONFIG) as file:
-        file.write((config.model_dump_json(indent=2) + "\n").encode())
+        file.write((config.model_dump_json(indent=2, exclude=unknown) + "\n").encode())
 
 
 def find(directory: Path) -> Path:

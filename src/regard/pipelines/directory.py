@@ -23,6 +23,7 @@ from torch import nn
 from regard.data.shortlist import SHORTLIST, Shortlist
 from regard.errors import UserError
 from regard.model import store
+from regard.model.settings import AlignmentHead
 from regard.settings import Settings, read_json
 from regard.text.directories import whole_directory
 from regard.text.lines import atomic_write
@@ -98,6 +99,8 @@ class Pipeline(ABC):
     languages: store.Languages
     shortlist: Shortlist | None = None
     """Which tokens a source may be translated with: of translators that have learned one."""
+    alignment: AlignmentHead | None = None
+    """Where the model has learned to say which words stand for each other, if it has."""
     workers: int = 1
     """So many batches of a call are worked on at once, each by a thread."""
 
@@ -185,7 +188,8 @@ def write_directory(directory: Path, pipeline: Pipeline, card: str) -> None:
         for name, text in texts.items():
             with atomic_write(partial / name) as file:
                 file.write(text.encode("utf-8"))
-        store.write(partial, pipeline.model, pipeline.languages, None if tokenizers is None else tokenizers.fingerprint)
+        made_by = None if tokenizers is None else tokenizers.fingerprint
+        store.write(partial, pipeline.model, pipeline.languages, made_by, pipeline.alignment)
 
 
 def choose_device(name: str | torch.device | None) -> torch.device:

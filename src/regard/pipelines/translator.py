@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 from regard.data.shortlist import Shortlist
 from regard.errors import UserError
+from regard.evaluation.alignment import Alignment, align
 from regard.evaluation.scoring import PairScore, score
 from regard.model import store
 from regard.model.transformer import EncoderDecoder
@@ -89,7 +90,9 @@ class Translator(Pipeline):
         settings = directory.settings(SearchSettings)
         assert isinstance(directory.model, EncoderDecoder)
         languages, shortlist = directory.config.languages, directory.shortlist
-        return cls(directory.model, directory.tokenizers, settings, languages=languages, shortlist=shortlist)
+        translator = cls(directory.model, directory.tokenizers, settings, languages=languages, shortlist=shortlist)
+        translator.alignment = directory.config.alignment
+        return translator
 
     def translate(self, texts: str | Sequence[str], **options: Any) -> list[str]:
         """The best translation of each text, in order. A single string counts as a list of one.
@@ -134,16 +137,32 @@ class Translator(Pipeline):
         passages = Passages(search, self.tokenizers, settings, reads, writes, self.languages)
         return passages.translate(texts, patience, name)
 
+    def align(self, sources: str | Sequence[str], targets: str | Sequence[str]) -> list[Alignment]:
+        """Which words of each source and its target stand for each other, whatever the target came from.
+
+        Raises:
+            UserError: there are not as many sources as targets.
+        """
+        return list(self.align_stream(_paired(sources, targets)))
+
+    def align_stream(
+        self,
+        pairs: Iterable[tuple[str, str]],
+        batch_tokens: int = 4096,
+        patience: float | None = None,
+        name: str = "pairs",
+    ) -> Iterator[Alignment]:
+        """Align (source, target) pairs in order, without holding all of them; see `regard.evaluation.alignment`."""
+        how: dict[str, Any] = {"patience": patience, "workers": self.workers, "name": name}
+        return align(self.model, self.tokenizers, pairs, self.alignment, batch_tokens, **how)
+
     def score(self, sources: str | Sequence[str], targets: str | Sequence[str]) -> list[PairScore]:
         """How probable the model finds each target as the translation of its source.
 
         Raises:
             UserError: there are not as many sources as targets.
         """
-        sources, targets = listed(sources), listed(targets)
-        if len(sources) != len(targets):
-            raise UserError(f"{len(sources)} sources and {len(targets)} targets: each source needs one target")
-        return list(self.score_stream(zip(sources, targets, strict=True)))
+        return list(self.score_stream(_paired(sources, targets)))
 
     def score_stream(
         self, pairs: Iterable[tuple[str, str]], batch_tokens: int = 4096, name: str = "pairs"
@@ -153,3 +172,10 @@ class Translator(Pipeline):
 
     def _settings(self, options: dict[str, Any]) -> SearchSettings:
         return SearchSettings.parse({**self.settings.model_dump(), **options}, "search options")
+
+
+def _paired(sources: str | Sequence[str], targets: str | Sequence[str]) -> Iterator[tuple[str, str]]:
+    sources, targets = listed(sources), listed(targets)
+    if len(sources) != len(targets):
+        raise UserError(f"{len(sources)} sources and {len(targets)} targets: each source needs one target")
+    return zip(sources, targets, strict=True)
