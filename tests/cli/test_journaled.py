@@ -202,10 +202,11 @@ def test_what_cannot_be_gone_on_with_has_no_journal(
         main(["translate", str(model), *given, "--restart"])
     if str(pipe) not in given:
         return
-    writer = threading.Thread(target=lambda: pipe.write_bytes(source.read_bytes()))
+    writer = threading.Thread(target=lambda: pipe.write_bytes(source.read_bytes()), daemon=True)
     writer.start()
-    assert run("translate", model, *given)[0] == 0
-    writer.join()
+    status, said = run("translate", model, *given)
+    assert status == 0, said
+    writer.join(10)
     assert output.read_bytes().count(b"\n") == len(LINES)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out", "pipe"]
 

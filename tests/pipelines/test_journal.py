@@ -18,7 +18,8 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from regard.errors import JobError, UserError
-from regard.pipelines.journal import Answer, journal, journal_of
+from regard.pipelines.journal import Answer, draft_of, journal, journal_of
+from regard.text.lines import atomic_write
 
 JOB: dict[str, object] = {"model": "0123abcd", "beam": 4, "alpha": 0.6}
 HERE: dict[str, object] = {"torch": "2.13", "workers": 2}
@@ -65,7 +66,9 @@ def carry_out(
     with journal(output, job, here, **options) as record:
         for _ in record.carry_on(lines, answers, "in.txt", SIZE, MOST):
             pass
-        output.write_text("".join(f"{answer}\n" for answer in record.answers()), encoding="utf-8")
+        with atomic_write(output, draft_of(output)) as file:
+            for answer in record.answers():
+                file.write(f"{answer}\n".encode())
     return answers
 
 
@@ -151,6 +154,24 @@ def killed(output: Path, after: int) -> None:
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status)
     assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
+def test_killed_while_the_output_is_written(tmp_path: Path, unbroken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "out"
+    child = os.fork()
+    if child == 0:
+        try:
+            monkeypatch.setattr(os, "fsync", lambda descriptor: os.kill(os.getpid(), signal.SIGKILL))
+            carry_out(output)
+        finally:
+            os._exit(1)
+    os.waitpid(child, 0)
+    assert not output.exists()
+    assert draft_of(output).read_text("utf-8") == unbroken  # all but its name
+    assert carry_out(output).asked == []
+    assert output.read_text("utf-8") == unbroken
+    assert names(tmp_path) == ["out"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")

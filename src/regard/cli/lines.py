@@ -28,10 +28,13 @@ def standard_input() -> Iterator[str]:
 
 
 @contextmanager
-def line_writer(path: Path | None) -> Iterator[Callable[[str], None]]:
-    """A function that writes a line of text: to a file that appears when all is well, or at once to standard output."""
+def line_writer(path: Path | None, draft: Path | None = None) -> Iterator[Callable[[str], None]]:
+    """A function that writes a line of text: to a file that appears when all is well, or at once to standard output.
+
+    `draft` is what `atomic_write` has it for.
+    """
     if path is not None:
-        with atomic_write(path) as file:
+        with atomic_write(path, draft) as file:
             yield lambda text: _write(file, text)
         return
 

@@ -113,7 +113,7 @@ def translate(
     from regard.cli.journaled import circumstances, journaled, two_files
     from regard.cli.lines import line_writer
     from regard.pipelines.directory import fingerprint
-    from regard.pipelines.journal import Answer
+    from regard.pipelines.journal import Answer, draft_of
     from regard.search.settings import SearchSettings
 
     texts, name, patience = inputs(text, input, "Type a line to have it translated")
@@ -143,7 +143,7 @@ def translate(
     else:
         found = nullcontext(answers(texts))
     count = unfinished = 0
-    with found as lines, line_writer(output) as write:
+    with found as lines, line_writer(output, None if files is None else draft_of(files[1])) as write:
         for count, answer in enumerate(lines, start=1):
             unfinished += not answer.finished
             for line in answer.lines:

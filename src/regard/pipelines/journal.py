@@ -43,7 +43,7 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS line (number INTEGER PRIMARY KEY, text INTEGER NOT NULL)",
 )
 _CACHE_KIB = 32 * 1024
-_OPAQUE = ("model", "format")
+_OPAQUE = ("model", "input", "format")
 """What of a job has values that say nothing to a person."""
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT)
 
@@ -82,7 +82,7 @@ def journal(
     path = journal_of(output)
     with _in_words(output, path):
         if restart:
-            _throw_away(path)
+            _throw_away(output)
         connection = _connect(path)
         keep = True
         try:
@@ -100,13 +100,54 @@ def journal(
         finally:
             connection.close()
             if not keep:
-                _remove(path)
+                _remove(output)
 
 
 def journal_of(output: Path) -> Path:
     """Where the journal of the job stands that writes `output`."""
     final = output.resolve()  # as `atomic_write`: a symbolic link stays, and the file that it points to is written
     return final.with_name(f".{final.name}.partial")
+
+
+def draft_of(output: Path) -> Path:
+    """The name under which that output is to be written until it is whole; what a kill leaves of it goes too."""
+    path = journal_of(output)
+    return path.with_name(f"{path.name}-output")
+
+
+class Terms(NamedTuple):
+    """What a job was begun with."""
+
+    job: Mapping[str, object]
+    """What decides the answers."""
+    circumstances: Mapping[str, object]
+    """What else decides how numbers are rounded."""
+
+
+def take_up(output: Path, begun: Terms, now: Terms) -> None:
+    """Whether a job may go on: of a difference in its circumstances, a warning tells.
+
+    Raises:
+        UserError: what was begun is another one.
+    """
+    if said := difference(begun.job, now.job):
+        raise UserError(
+            f"{output}: was begun {said}; give the same again to go on, --restart to begin anew, "
+            "or choose another --output"
+        )
+    if said := difference(begun.circumstances, now.circumstances):
+        log.warning("%s: was begun %s: what is to come may be rounded otherwise", output, said)
+
+
+def difference(before: Mapping[str, object], now: Mapping[str, object]) -> str:
+    """In words, as in "with beam = 4, not 2"; empty where there is none."""
+    names = [name for name in {**before, **now} if str(before.get(name)) != str(now.get(name))]
+    return " and ".join(
+        f"with another {name}"
+        if name in _OPAQUE
+        else f"with {name.replace('_', '-')} = {before.get(name)}, not {now.get(name)}"
+        for name in names
+    )
 
 
 @dataclass
@@ -138,21 +179,15 @@ class Journal:
         Raises:
             UserError: what has begun here is another one.
         """
-        now = {True: {"format": FORMAT, **job}, False: circumstances}
+        now = Terms({"format": FORMAT, **job}, circumstances)
         if not self.lines:
-            rows = [(name, str(value), decides) for decides in now for name, value in now[decides].items()]
+            rows = [(name, str(value), now.job is of) for of in now for name, value in of.items()]
             self._connection.execute("BEGIN")
             self._connection.execute("DELETE FROM job")
             self._connection.executemany("INSERT INTO job VALUES (?, ?, ?)", rows)
             self._connection.execute("COMMIT")
             return
-        if difference := self._difference(now[True], True):
-            raise UserError(
-                f"{self._output}: was begun {difference}; give the same again to go on, --restart to begin anew, "
-                "or choose another --output"
-            )
-        if difference := self._difference(now[False], False):
-            log.warning("%s: was begun %s: what is to come may be rounded otherwise", self._output, difference)
+        take_up(self._output, Terms(self._terms(decides=True), self._terms(decides=False)), now)
         log.info("going on at line %s of %s", f"{self.lines + 1:,}", self._output)
 
     def carry_on(
@@ -186,17 +221,9 @@ class Journal:
             finished, *lines = json.loads(answer)
             yield Answer(tuple(lines), finished)
 
-    def _difference(self, now: Mapping[str, object], decides: bool) -> str:
-        """In words, as in "with beam = 4, not 2"; empty where there is none."""
+    def _terms(self, decides: bool) -> dict[str, str]:
         rows = self._connection.execute("SELECT name, value FROM job WHERE decides = ?", (decides,))
-        before: dict[str, str] = dict(rows.fetchall())
-        names = [name for name in {**before, **now} if before.get(name) != str(now.get(name))]
-        return " and ".join(
-            f"with another {name}"
-            if name in _OPAQUE
-            else f"with {name.replace('_', '-')} = {before.get(name)}, not {now.get(name)}"
-            for name in names
-        )
+        return dict(rows.fetchall())
 
     def _after_what_is_done(self, lines: Iterator[str], name: str) -> Iterator[str]:
         for number, (digest,) in enumerate(self._of_lines("digest"), start=1):
@@ -279,19 +306,21 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _throw_away(path: Path) -> None:
+def _throw_away(output: Path) -> None:
     """Remove a journal that no other process has, whatever is in it."""
     try:
-        _connect(path).close()
+        _connect(journal_of(output)).close()
     except sqlite3.DatabaseError as error:
         if _code(error) not in _DAMAGED:
             raise
-    _remove(path)
+    _remove(output)
 
 
-def _remove(path: Path) -> None:
-    path.unlink(missing_ok=True)
-    path.with_name(f"{path.name}-journal").unlink(missing_ok=True)  # SQLite's own, after a kill
+def _remove(output: Path) -> None:
+    path = journal_of(output)
+    sqlites_own = path.with_name(f"{path.name}-journal")  # which a kill leaves
+    for left in (path, sqlites_own, draft_of(output)):
+        left.unlink(missing_ok=True)
 
 
 @contextmanager

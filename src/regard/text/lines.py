@@ -194,11 +194,16 @@ def write_lines(path: Path | str, lines: Iterable[str]) -> None:
 
 
 @contextmanager
-def atomic_write(path: Path | str) -> Iterator[BinaryIO]:
+def atomic_write(path: Path | str, draft: Path | None = None) -> Iterator[BinaryIO]:
     """A binary file to write to, which takes the name `path` only when the block ends well.
 
     Until then, and for ever if the block fails, whatever stood there stays. The bytes go to a hidden `.tmp` file in the
     same folder, reach the disk, and only then take the name. A device or pipe (`/dev/stdout`) is written to directly.
+
+    Args:
+        path: the name.
+        draft: the file until then, in the same folder, for one who sees to it that no other process writes it: what a
+            kill leaves of it is written over.
 
     Raises:
         UserError: the folder does not exist or cannot be written to.
@@ -207,9 +212,9 @@ def atomic_write(path: Path | str) -> Iterator[BinaryIO]:
     # Through a symbolic link the file that it points to is written; the link stays.
     final = Path(path).resolve()
     special = final.exists() and not final.is_file()
-    temporary = final if special else final.with_name(f".{secrets.token_hex(8)}.tmp")
+    temporary = final if special else draft or final.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
-        file = temporary.open("wb" if special else "xb")
+        file = temporary.open("wb" if special or draft else "xb")
     except OSError as error:
         raise _write_error(path, error) from None
     try:
