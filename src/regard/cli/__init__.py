@@ -23,16 +23,20 @@ Begin with: `regard train --source text.en --target text.de --out runs/mine`
 VERBS = {
     "train": "Train a model on text files or by a recipe.",
     "translate": "Translate text, files or standard input with a model.",
+    "bulk": "Translate a large file on many machines, or all cores of one, with Ray.",
     "generate": "Continue texts with a language model.",
     "fill": "Guess the tokens behind the masks of a text.",
     "classify": "Label texts, or the words of texts.",
     "evaluate": "Score translations with BLEU and chrF.",
     "score": "Give the log-probability of translations under a model.",
     "inspect": "Show what a model or preset consists of.",
-    "convert": "Turn models of Hugging Face transformers into ours, or ours into theirs.",
+    "convert": "Turn models of Hugging Face transformers into ours, or ours into theirs or CTranslate2's.",
     "experiment": "Carry out a comparison of the paper on your own text.",
     "data": "Prepare text: fetch, clean, measure, learn a tokenizer, binarise, back-translate, distill.",
 }
+
+MODULES = {"bulk": "bulk_job"}
+"""Where a module has another name than its verb."""
 
 
 def application(verb: str | None) -> App:
@@ -40,7 +44,7 @@ def application(verb: str | None) -> App:
     app = App(name="regard", version=__version__, help=HELP)
     for name, summary in VERBS.items():
         if name == verb:
-            module = import_module(f"regard.cli.{name}")
+            module = import_module(f"regard.cli.{MODULES.get(name, name)}")
             command: App | None = getattr(module, "app", None)
             if command is None:
                 command = App(usage=getattr(module, "USAGE", None))
