@@ -186,7 +186,9 @@ class BeamSearch:
         wanted_R = self.scores_NW.reshape(-1) > NEVER
         standing = Standing(self.sources, self.places_N, self.lengths_N, self.tokens_RT)
         further = self.selection.further(standing)
-        values_RC, tokens_RC = self.choices(self.tokens_RT, sources_R, wanted_R, self.most, further)
+        values_RC, tokens_RC = self.choices(
+            self.tokens_RT, sources_R, wanted_R, self.most * self.selection.each, further
+        )
         count = values_RC.shape[1]
         scores_NK = (self.scores_NW[:, :, None] + values_RC.reshape(-1, width, count)).reshape(-1, width * count)
         tokens_NK = tokens_RC.reshape(-1, width * count)

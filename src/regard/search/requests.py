@@ -89,6 +89,9 @@ class Demand:
 
     def outlook(self, said: tuple[int, ...]) -> Outlook:
         """How many tokens are missing after each token that may come."""
+        return _outlook(self, said)
+
+    def _outlook(self, said: tuple[int, ...]) -> Outlook:
         unmet = self._unmet(said)
         next_tokens = {
             way[size]: None
@@ -111,6 +114,10 @@ class Demand:
             return any(True for _ in places)
         afters = (said[place + len(way) : place + len(way) + 1] for place in places)
         return any(after[0] not in self.inner if after else not continued for after in afters)
+
+
+_outlook = lru_cache(maxsize=1 << 14)(Demand._outlook)
+"""Processors and the selection ask for the same rows."""
 
 
 def _shortest(ways: Sequences) -> int:

@@ -41,6 +41,9 @@ class Standing:
 class Selection(Protocol):
     """Puts candidates into the order in which they get places."""
 
+    each: int
+    """Of each row, so many times as many candidates are looked at as a beam has places."""
+
     def further(self, standing: Standing) -> list[list[int]]:
         """Tokens of each row that are candidates whatever their rank; no list at all when there are none."""
         ...
@@ -54,6 +57,8 @@ class Selection(Protocol):
 
 class MostProbable:
     """Beam search itself."""
+
+    each = 1
 
     def further(self, standing: Standing) -> list[list[int]]:
         return []
@@ -73,6 +78,7 @@ class Diverse:
 
     def __init__(self, groups: int, strength: float) -> None:
         self._groups, self._strength = groups, strength
+        self.each = groups  # as many as other groups may have taken, and its own
 
     def further(self, standing: Standing) -> list[list[int]]:
         return []
@@ -98,6 +104,8 @@ class Banks:
     Candidates that still miss equally many tokens are a bank, and banks take turns in getting a place: first the best
     of each, beginning with the one that misses least, then the second of each, and so on.
     """
+
+    each = 1
 
     def __init__(self, demands: Sequence[Demand]) -> None:
         self._demands = demands
