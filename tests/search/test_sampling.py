@@ -35,7 +35,15 @@ def test_great_heat_makes_all_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"temperature": -1.0}, {"temperature": math.nan}, {"top_k": -1}, {"top_p": 1.5}, {"min_p": -0.1}, {"epsilon": 1.0}]
+    "options",
+    [
+        {"temperature": -1.0},
+        {"temperature": math.nan},
+        {"top_k": -1},
+        {"top_p": 1.5},
+        {"min_p": -0.1},
+        {"epsilon": 1.0},
+    ],
 )
 def test_impossible_values_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(UserError):
