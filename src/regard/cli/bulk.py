@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,8 +13,8 @@ from regard.pipelines import Pipeline, Translator
 P = TypeVar("P", bound=Pipeline)
 
 
-def load_for_bulk(model: Path, device: str | None) -> Translator:
-    """Read a model that translates, so that batches are worked on side by side."""
+def load_for_bulk(model: Path | Sequence[Path], device: str | None) -> Translator:
+    """Read a model that translates, or an ensemble, so that batches are worked on side by side."""
     return side_by_side(Translator.load(model, device))
 
 

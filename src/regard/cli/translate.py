@@ -6,11 +6,13 @@ import logging
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from regard.cli.searching import Searching
 from regard.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,6 +32,10 @@ def translate(
     alpha: float | None = None,
     nbest: int | None = None,
     extra_tokens: int | None = None,
+    searching: Searching | None = None,
+    with_models: Annotated[
+        tuple[Path, ...], Parameter(name="--with", consume_multiple=False, negative="", show_default=False)
+    ] = (),
     scores: Annotated[bool, Parameter(negative="")] = False,
     split: Literal["long", "always", "never"] | None = None,
     split_tokens: int | None = None,
@@ -54,7 +60,8 @@ def translate(
     goes on where it was, and OUTPUT becomes what it would have been. A line that stands there several times is
     translated once.
 
-    With --nbest above 1, each hypothesis is a line: number of the input line, rank, score and text, separated by tabs.
+    With --nbest or --samples above 1, each translation is a line: number of the input line, rank, score and text,
+    separated by tabs.
 
     Examples:
 
@@ -65,6 +72,12 @@ def translate(
         cat test.en | regard translate runs/mine --beam 1 | less
 
         regard translate runs/mine --input book.en --output book.de --split always
+
+        regard translate runs/mine "A dog runs." --prefix "Ein H" --forbid Katze --must "rennt|läuft"
+
+        regard translate runs/mine "A dog runs." --samples 32 --epsilon 0.02 --seed 1 --mbr chrf
+
+        regard translate runs/one "A dog runs." --with runs/two --with runs/three
 
     Parameters
     ----------
@@ -84,6 +97,9 @@ def translate(
         Hypotheses to show for each line.
     extra_tokens
         A translation has at most so many tokens more than its source.
+    with_models
+        Another model with the same vocabulary, whose probabilities are averaged with MODEL's; may be given several
+        times.
     scores
         Put the score (log-probability with length penalty) and a tab before each translation.
     split
@@ -120,23 +136,26 @@ def translate(
     files = two_files(input, output)
     if restart and files is None:
         raise UserError("--restart goes with --input FILE and --output FILE: nothing else can be gone on with")
-    translator = load_for_bulk(model, device).use(executor, precision, shortlist)
+    searching = searching or Searching()
+    sampling = searching.sampling()
+    translator = load_for_bulk([model, *with_models], device).use(executor, precision, shortlist)
     if explain:
         log.info(translator.explain())
     given: dict[str, Any] = {"beam": beam, "alpha": alpha, "nbest": nbest, "extra_tokens": extra_tokens}
     given |= {"split": split, "split_tokens": split_tokens, "retry": retry, "batch_tokens": batch_tokens}
-    options = {name: value for name, value in given.items() if value is not None}
+    options = {name: value for name, value in given.items() if value is not None} | searching.settings()
     settings = SearchSettings.parse({**translator.settings.model_dump(), **options}, "search options")
-    many = settings.nbest > 1
+    many = settings.nbest > 1 or (sampling is not None and sampling.n > 1 and searching.mbr is None)
 
     def answers(texts: Iterable[str]) -> Iterator[Answer]:
-        for translation in translator.stream(texts, patience=patience, name=name, **options):
-            yield Answer(tuple(_lines(translation, many, scores)), translation.best.finished)
+        how: dict[str, Any] = {"sampling": sampling, "mbr": searching.mbr, "patience": patience, "name": name}
+        for translation in translator.stream(searching.requests(texts), **how, **options):
+            yield Answer(tuple(lines_of(translation, many, scores)), translation.best.finished)
 
     found: AbstractContextManager[Iterator[Answer]]
     if files is not None:
         job = {"model": fingerprint(model), "executor": translator.executor.about, **settings.model_dump()}
-        job["scores"] = scores
+        job |= {"with": list(map(fingerprint, with_models)), "searching": asdict(searching), "scores": scores}
         found = journaled(*files, texts, lambda new, _: answers(new), job, circumstances(translator), restart)
     elif input is not None and (output is not None or not sys.stdout.isatty()):
         found = nullcontext(_watched(answers(texts)))
@@ -152,7 +171,7 @@ def translate(
         log.warning("%d of %d translations did not end before their limit of length", unfinished, count)
 
 
-def _lines(translation: Translation, many: bool, scores: bool) -> Iterator[str]:
+def lines_of(translation: Translation, many: bool, scores: bool) -> Iterator[str]:
     if many:
         for rank, candidate in enumerate(translation.candidates, start=1):
             yield f"{rank}\t{candidate.score:.4f}\t{candidate.text}"

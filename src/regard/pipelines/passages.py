@@ -18,6 +18,7 @@ from regard.model.store import Languages
 from regard.search.beam import length_penalty
 from regard.search.engine import WINDOW, Candidate, Translation
 from regard.search.inputs import NO_CHARACTER, whole_characters
+from regard.search.requests import Request
 from regard.search.settings import SearchSettings
 from regard.search.trouble import Mended, Mender, Trouble
 from regard.text.segment import Passage, edges, split, visible
@@ -35,7 +36,12 @@ class Search(Protocol):
     """`regard.search.engine.translate`, of some model."""
 
     def __call__(
-        self, texts: Iterable[str], settings: SearchSettings, *, patience: float | None = None, name: str = "input"
+        self,
+        texts: Iterable[str | Request],
+        settings: SearchSettings,
+        *,
+        patience: float | None = None,
+        name: str = "input",
     ) -> Iterator[Translation]:
         """One translation for each text, in order."""
         ...
@@ -56,6 +62,8 @@ class _Item:
     """The translation of the whole, which its parts were to improve."""
     edges: tuple[str, str] = ("", "")
     """White space before and after the source, which the model is not given."""
+    request: Request | None = None
+    """What was asked for, if it was more than a translation: that is searched for once, as a whole."""
 
     @property
     def whole(self) -> bool:
@@ -84,7 +92,9 @@ class Passages:
         known = min(KNOWN, writes) if self._mender.translates else reads
         self._limit = min(reads, settings.split_tokens or known)
 
-    def translate(self, texts: Iterable[str], patience: float | None = None, name: str = "input") -> Iterator[Mended]:
+    def translate(
+        self, texts: Iterable[str | Request], patience: float | None = None, name: str = "input"
+    ) -> Iterator[Mended]:
         """One translation for each text, in order, without holding all of them.
 
         What needs no second look goes out at once. The rest waits until all has come that the search has taken in, so
@@ -94,14 +104,14 @@ class Passages:
         waiting: list[_Item] = []
         taken = returned = held = 0
 
-        def parts() -> Iterator[str]:
+        def parts() -> Iterator[str | Request]:
             nonlocal taken
             for line, text in enumerate(texts, start=1):
                 item = self._item(line, text, name)
                 coming.append(item)
                 for part in item.parts:
                     taken += 1
-                    yield part
+                    yield item.request or part
 
         for translation in self._search(parts(), self._settings, patience=patience, name=name):
             returned += 1
@@ -117,7 +127,12 @@ class Passages:
                 waiting, held = [], 0
         yield from self._done(waiting, name)
 
-    def _item(self, line: int, text: str, name: str) -> _Item:
+    def _item(self, line: int, text: str | Request, name: str) -> _Item:
+        if isinstance(text, Request):
+            item = self._item(line, text.text, name)
+            whole = item.source
+            request = replace(text, text=whole)
+            return replace(item, passage=Passage((whole,), ("", "")), parts=(whole,), request=request)
         whole = whole_characters(text)
         if whole != text:
             log.warning("%s, line %d: %s", name, line, NO_CHARACTER)
@@ -144,7 +159,7 @@ class Passages:
         return len(self._tokenizers.source.encode([text])[0])
 
     def _look(self, item: _Item, translation: Translation) -> Mended:
-        if not self._settings.retry:
+        if not self._settings.retry or item.request is not None:
             return Mended(translation.candidates, translation.shortened)
         found = self._mender.look(item.parts[len(item.found)], translation)
         if found.trouble is None and item.whole and self._lost(item, found.best):

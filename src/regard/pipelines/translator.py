@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, Self
+
+import torch
 
 from regard.data.shortlist import Shortlist
 from regard.errors import UserError
 from regard.evaluation.alignment import Alignment, align
+from regard.evaluation.metrics import SentenceScore
 from regard.evaluation.scoring import PairScore, score
 from regard.model import store
 from regard.model.transformer import EncoderDecoder
 from regard.pipelines.directory import PATIENCE, ModelDirectory, Pipeline, listed
 from regard.pipelines.passages import Passages
 from regard.search import engine
+from regard.search.ensemble import Ensemble
 from regard.search.executors import Choice, Executor, fastest
+from regard.search.requests import Request
 from regard.search.settings import SamplingSettings, SearchSettings
 from regard.search.trouble import Mended
 from regard.text.tokenizer import TokenizerPair
@@ -49,7 +55,39 @@ class Translator(Pipeline):
         self.workers = workers
         self.languages = languages or store.Languages()
         self.shortlist = shortlist
+        self.others: tuple[Translator, ...] = ()
+        """The other members of an ensemble."""
         self._chosen: tuple[Executor, str] | None = None
+
+    @classmethod
+    def load(
+        cls, path: str | Path | Sequence[str | Path], device: str | torch.device | None = None, workers: int = 1
+    ) -> Self:
+        """As `regard.load`, for this kind of model only; several directories are an ensemble (see `together`).
+
+        Raises:
+            UserError: as `regard.load`, or a model is of another kind, or the vocabularies differ.
+        """
+        first, *others = [path] if isinstance(path, str | Path) else path
+        translator = super().load(first, device, workers)
+        return translator.together(*(cls.load(other, device) for other in others))
+
+    def together(self, *others: Translator) -> Self:
+        """Let other models search with this one: the probability of a token is the mean of all.
+
+        Settings, languages and workers are those of this one.
+
+        Raises:
+            UserError: the vocabularies differ, so that one's tokens mean nothing to another.
+        """
+        for number, other in enumerate(others, start=2):
+            if other.tokenizers.fingerprint != self.tokenizers.fingerprint:
+                raise UserError(
+                    f"model {number} of the ensemble has another vocabulary than the first; train the models of an "
+                    "ensemble with one tokenizer (data.tokenizer of a recipe)"
+                )
+        self.others, self._chosen = others, None
+        return self
 
     def use(
         self,
@@ -67,7 +105,11 @@ class Translator(Pipeline):
         Raises:
             UserError: it is not possible.
         """
-        self._chosen = fastest(self.model, executor, precision, self.shortlist if shortlist else None)
+        if self.others:
+            each = [fastest(member.model, executor, precision) for member in self._members]
+            self._chosen = Ensemble([chosen for chosen, _ in each]), each[0][1]
+        else:
+            self._chosen = fastest(self.model, executor, precision, self.shortlist if shortlist else None)
         return self
 
     @property
@@ -94,26 +136,30 @@ class Translator(Pipeline):
         translator.alignment = directory.config.alignment
         return translator
 
-    def translate(self, texts: str | Sequence[str], **options: Any) -> list[str]:
-        """The best translation of each text, in order. A single string counts as a list of one.
+    def translate(self, texts: str | Request | Sequence[str | Request], **options: Any) -> list[str]:
+        """The best translation of each text, in order. A single one counts as a list of one.
+
+        A `Request` is a text with wishes about its translation. Options are those of `stream` and `SearchSettings`.
 
         Raises:
             UserError: an option is unknown or has an impossible value.
         """
         return [translation.best.text for translation in self.hypotheses(texts, **options)]
 
-    def hypotheses(self, texts: str | Sequence[str], **options: Any) -> list[Mended]:
+    def hypotheses(self, texts: str | Request | Sequence[str | Request], **options: Any) -> list[Mended]:
         """As `translate`, with all that was found: `nbest` candidates with scores, token ids and whether they ended.
 
         `trouble` says what is wrong with the best one, and `remedy` how it was found where the first search went wrong.
         """
-        return list(self.stream(listed(texts), patience=None, name="text", **options))
+        requests: Sequence[str | Request] = [texts] if isinstance(texts, str | Request) else texts
+        return list(self.stream(requests, patience=None, name="text", **options))
 
     def stream(
         self,
-        texts: Iterable[str],
+        texts: Iterable[str | Request],
         *,
         sampling: SamplingSettings | None = None,
+        mbr: Literal["chrf", "bleu"] | None = None,
         patience: float | None = PATIENCE,
         name: str = "input",
         **options: Any,
@@ -121,7 +167,9 @@ class Translator(Pipeline):
         """Translate texts as they come, in order, without holding all of them; see `regard.pipelines.passages`.
 
         Args:
-            sampling: draw one translation of each text, token by token, instead of searching for the best.
+            sampling: draw `sampling.n` translations of each text, token by token, instead of searching for the best.
+            mbr: of what was drawn, or what the beam found, that is best which is most like all of it by this metric.
+                For n candidates the metric is computed n * n times.
             texts: read ahead by a thread when `patience` is given.
             patience: what has come is translated when nothing more has for so many seconds; None waits for about
                 a thousand texts at a time, which is a little faster for input that is there already.
@@ -130,10 +178,18 @@ class Translator(Pipeline):
         settings = self._settings(options)
         if sampling is not None:  # what was drawn is not drawn again
             settings = settings.model_copy(update={"retry": False})
-        search = partial(engine.translate, self.executor, self.tokenizers, sampling=sampling, workers=self.workers)
+        search = partial(
+            engine.translate,
+            self.executor,
+            self.tokenizers,
+            sampling=sampling,
+            utility=None if mbr is None else SentenceScore(mbr, self.languages.target),
+            readers=[member.model for member in self._members],
+            workers=self.workers,
+        )
         frame = len(self.tokenizers.source_begin) + len(self.tokenizers.source_end)
-        reads = self.model.settings.source_reach - frame
-        writes = self.model.settings.max_length - len(self.tokenizers.target_begin)
+        reads = self.executor.settings.source_reach - frame
+        writes = self.executor.settings.max_length - len(self.tokenizers.target_begin)
         passages = Passages(search, self.tokenizers, settings, reads, writes, self.languages)
         return passages.translate(texts, patience, name)
 
@@ -167,8 +223,18 @@ class Translator(Pipeline):
     def score_stream(
         self, pairs: Iterable[tuple[str, str]], batch_tokens: int = 4096, name: str = "pairs"
     ) -> Iterator[PairScore]:
-        """Score (source, target) pairs in order, without holding all of them; see `regard.evaluation.scoring.score`."""
+        """Score (source, target) pairs in order, without holding all of them; see `regard.evaluation.scoring.score`.
+
+        Raises:
+            UserError: this is an ensemble.
+        """
+        if self.others:
+            raise UserError("an ensemble searches and does not score; score with each of its models by itself")
         return score(self.model, self.tokenizers, pairs, batch_tokens, workers=self.workers, name=name)
+
+    @property
+    def _members(self) -> tuple[Translator, ...]:
+        return self, *self.others
 
     def _settings(self, options: dict[str, Any]) -> SearchSettings:
         return SearchSettings.parse({**self.settings.model_dump(), **options}, "search options")
