@@ -137,6 +137,7 @@ def test_interrupted_it_says_how_to_go_on_and_goes_on(
         "or choose another --output\n",
     )
     assert asked == []
+    monkeypatch.setattr("regard.search.executors.kind", lambda: "another kind of CPU")
     status, said = run(*command)
     assert said.splitlines()[0] == f"going on at line {done + 1} of {output}"
     assert asked == UNLIKE[20:]

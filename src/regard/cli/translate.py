@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -154,7 +155,8 @@ def translate(
 
     found: AbstractContextManager[Iterator[Answer]]
     if files is not None:
-        job = {"model": fingerprint(model), "executor": translator.executor.about, **settings.model_dump()}
+        about = re.sub(r" \(.*?\)", "", translator.executor.about)  # the kind of CPU is one of the circumstances
+        job = {"model": fingerprint(model), "executor": about, **settings.model_dump()}
         job |= {"with": list(map(fingerprint, with_models)), "searching": asdict(searching), "scores": scores}
         found = journaled(*files, texts, lambda new, _: answers(new), job, circumstances(translator), restart)
     elif input is not None and (output is not None or not sys.stdout.isatty()):
