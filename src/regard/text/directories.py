@@ -19,10 +19,13 @@ log = logging.getLogger("regard")
 
 
 @contextmanager
-def alone(directory: Path, doing: str) -> Iterator[None]:
+def alone(place: Path, doing: str, option: str = "--out") -> Iterator[None]:
     """Refuse a second process in a directory, where two would spoil each other's files. The lock ends with its process.
 
-    `doing` says in the message what the other one does, as in "is training here".
+    Args:
+        place: the directory, or a file in it, which is made: network file systems lock no directories.
+        doing: says in the message what the other one does, as in "is training here".
+        option: of the command, to choose another directory with.
 
     Raises:
         UserError: there is another process.
@@ -30,14 +33,14 @@ def alone(directory: Path, doing: str) -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return
-    descriptor = os.open(directory, os.O_RDONLY)
+    descriptor = os.open(place, os.O_RDONLY if place.is_dir() else os.O_RDWR | os.O_CREAT)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"{directory}: another process {doing}; wait, or choose another --out") from None
+            raise UserError(f"{place}: another process {doing}; wait, or choose another {option}") from None
         except OSError as error:  # some network file systems know no locks
-            log.warning("%s: cannot be locked (%s): start no second process there", directory, error.strerror)
+            log.warning("%s: cannot be locked (%s): start no second process there", place, error.strerror)
         yield
     finally:
         os.close(descriptor)
