@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -109,15 +109,18 @@ class Searching:
             raise UserError(f"--{next(iter(given)).replace('_', '-')} says how to draw: it goes with --sample")
         return None
 
-    def requests(self, texts: Iterable[str]) -> Iterator[str | Request]:
-        """The texts, with what their translations must be like."""
+    def requests(self, texts: Iterable[str]) -> Iterable[str | Request]:
+        """The texts, with what their translations must be like.
+
+        Raises:
+            UserError: a phrase is empty.
+        """
         from regard.cli.lines import given_text
         from regard.search.requests import Request
 
-        prefix = given_text(self.prefix)
-        must = tuple(tuple(given_text(each).split("|")) for each in self.must)
-        for text in texts:
-            yield Request(text, prefix, must) if prefix or must else text
+        prefix, must = given_text(self.prefix), [given_text(each).split("|") for each in self.must]
+        wish = Request("", prefix, must)
+        return (replace(wish, text=text) for text in texts) if prefix or must else texts
 
     def _given(self, names: Iterable[str]) -> dict[str, Any]:
         return {name: value for name in names if (value := getattr(self, name)) is not None}
