@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 
-from regard.evaluation.alignment import Alignment, align, memory_attention, usual_head, with_alignments
+from regard.evaluation.alignment import Alignment, align, usual_head, with_alignments
 from regard.evaluation.alignment_error import AlignmentErrors
 from regard.model.attention import reading, watching
 from regard.model.reference import AttentionValues
@@ -149,13 +149,13 @@ def test_weights_are_kept_with_their_gradient_and_change_nothing(tokenizers: Tok
     source_BS, target_BT = torch.randint(5, 60, (3, 6)), torch.randint(5, 60, (3, 4))
     real_BS = torch.arange(6) < torch.tensor([[6], [4], [2]])
     before = model(source_BS, real_BS, target_BT)
-    with reading(memory_attention(model, 1), head) as read:
+    with reading(model.memory_attention(1), head) as read:
         assert torch.equal(model(source_BS, real_BS, target_BT), before)
     assert read.weights_BHTS is not None
     assert read.weights_BHTS.shape == (3, 4 if head is None else 1, 4, 6)
     assert (read.weights_BHTS[1, :, :, 4:] == 0).all()
     read.weights_BHTS[..., 0].sum().backward()
-    rows = memory_attention(model, 1).in_projection.weight.grad.view(3, 4, 4, 16).abs().sum(dim=(2, 3))
+    rows = model.memory_attention(1).in_projection.weight.grad.view(3, 4, 4, 16).abs().sum(dim=(2, 3))
     touched = [head] if head is not None else [0, 1, 2, 3]
     assert [number for number in range(4) if rows[0, number] > 0] == touched  # queries
     assert [number for number in range(4) if rows[1, number] > 0] == touched  # keys

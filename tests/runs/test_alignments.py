@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+from safetensors.torch import load_file
+
 import regard
+from regard.errors import UserError
+from regard.model.settings import AlignmentHead
+from regard.runs.tasks import resolve
+from regard.settings import merge
 from regard.text.lines import read_lines
-from runs.small_runs import carry_out, recipe
+from runs.small_runs import Killed, carry_out, recipe
 
 
 def test_a_run_leaves_a_shortlist_with_its_model(tmp_path: Path) -> None:
@@ -20,3 +27,42 @@ def test_a_run_leaves_a_shortlist_with_its_model(tmp_path: Path) -> None:
     )
     for source, target in zip(sources, targets, strict=True):
         assert set(target) <= set(translator.shortlist.candidates(source).tolist())
+
+
+GUIDED = {"training": {"alignment": {"weight": 1.0, "head": 1}}}
+
+
+def test_a_head_learns_to_align_and_a_killed_run_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    values = merge(recipe(tmp_path, "translation"), {"training": {"replicas": 1}})
+    said = carry_out(tmp_path / "whole", values, **GUIDED)
+    assert sum(line.startswith("alignments: ") for line in said) == 1
+    with pytest.raises(Killed):
+        carry_out(tmp_path / "killed", values, kill=7, **GUIDED)
+    again = carry_out(tmp_path / "killed", values, **GUIDED)
+    assert any("going on from step 4" in line for line in again)
+    carry_out(tmp_path / "plain", values)
+    whole, killed, plain = (
+        load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "killed", "plain")
+    )
+    assert all((whole[name] == killed[name]).all() for name in whole)
+    assert any((whole[name] != plain[name]).any() for name in whole)
+    assert regard.load(tmp_path / "whole").alignment == AlignmentHead(layer=0, head=1)
+    assert regard.load(tmp_path / "plain").alignment is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"training": {"alignment": {"head": 2}}}, r"training.alignment.head = 2: the decoder has 2 of them"),
+        ({"training": {"alignment": {"layer": 1}}}, r"training.alignment.layer = 1: the decoder has 1 of them"),
+        ({"data": {"subword_dropout": 0.1}, "training": {"alignment": {}}}, "leave out data.subword_dropout"),
+    ],
+)
+def test_what_cannot_be_is_said_at_once(tmp_path: Path, wrong: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        resolve(merge(recipe(tmp_path, "translation"), wrong), "recipe")
+
+
+def test_a_language_model_has_nothing_to_align(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"training.alignment means nothing to the task language-model"):
+        resolve(merge(recipe(tmp_path, "language-model"), {"training": {"alignment": {}}}), "recipe")

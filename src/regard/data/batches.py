@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regard.data.arrow import Lists
 from regard.data.budget import BatchSettings, Indices, Runs, runs_in_order, shuffled_runs
 from regard.data.dataset import PairDataset
 from regard.data.feed import Epochs, RealShare, TensorBatch
@@ -41,6 +43,9 @@ class Batch(TensorBatch):
     """Real source tokens, those around the text counted."""
     target_tokens: int
     """Real target tokens, EOS counted: the terms of the loss."""
+    aligned_BTS: Tensor | None = None
+    """Where it is known, how much of each token of `target_out_BT` each source token stands for: float32, the sum of a
+    row being 1, or 0 where nothing is known."""
 
     def counted(self) -> Batch:
         """The same batch with the numbers of its tokens as its masks say."""
@@ -63,7 +68,7 @@ class Batches(Epochs[_Plan, Batch]):
     """All batches of a data set of pairs: see `Epochs` for their order.
 
     Each pair stands in one batch of each epoch, or with `weights`, one for each part of the data set, as often as
-    `Mixture` says.
+    `Mixture` says. With `links` (see `regard.data.aligned`), one list for each pair, batches know what is aligned.
 
     Raises `TooLongError` when a pair exceeds the budget by itself, and `ValueError` for a data set that was opened
     without its tokenizers, which know what stands around a line.
@@ -77,12 +82,13 @@ class Batches(Epochs[_Plan, Batch]):
         rank: int = 0,
         ranks: int = 1,
         weights: Sequence[float] | None = None,
+        links: Lists | None = None,
     ) -> None:
         super().__init__(seed, rank, ranks)
         if dataset.tokenizers is None:
             raise ValueError(f"{dataset.path} was opened without its tokenizers; batches need them")
         self._dataset, self._tokenizers = dataset, dataset.tokenizers
-        self._settings = settings
+        self._settings, self._links = settings, links
         rows = [len(part) for part in dataset.parts]
         self.mixture = Mixture(rows, weights or [1.0] * len(rows), seed)
         longest = self._positions(dataset)
@@ -144,7 +150,18 @@ class Batches(Epochs[_Plan, Batch]):
             tuple(indices.tolist()),
             source_tokens=int(source_mask_BS.sum()),
             target_tokens=int(target_mask_BT.sum()),
+            aligned_BTS=self._aligned(indices, target_out_BT.shape[1], source_BS.shape[1]),
         )
+
+    def _aligned(self, indices: Indices, targets: int, sources: int) -> Tensor | None:
+        if self._links is None:
+            return None
+        aligned_BTS = torch.zeros(len(indices), targets, sources)
+        before_source, before_target = len(self._tokenizers.source_begin), len(self._tokenizers.target_begin) - 1
+        for aligned_TS, index in zip(aligned_BTS, indices.tolist(), strict=True):
+            source_L, target_L = torch.from_numpy(self._links[index].astype(np.int64).reshape(-1, 2).T)
+            aligned_TS[target_L + before_target, source_L + before_source] = 1.0
+        return aligned_BTS / aligned_BTS.sum(dim=2, keepdim=True).clamp(min=1.0)
 
 
 def _sort_keys(pairs: PairDataset) -> NDArray[np.int64]:

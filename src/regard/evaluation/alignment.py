@@ -18,7 +18,7 @@ import torch
 
 from regard.data.alignment import Link, pharaoh
 from regard.evaluation.forced import Forced, read_pairs
-from regard.model.attention import MultiHeadAttention, reading
+from regard.model.attention import reading
 from regard.model.settings import AlignmentHead
 from regard.model.transformer import EncoderDecoder
 from regard.search.engine import Translation
@@ -128,7 +128,7 @@ def linked_tokens(
 ) -> list[list[Link]]:
     """The source token of each target token, by the weights of this head, or by the mean of all of its layer."""
     forced = Forced.of(tokenizers, sources, targets, model.output.device)
-    with reading(memory_attention(model, head.layer), head.head) as read:
+    with reading(model.memory_attention(head.layer), head.head) as read:
         model(forced.source_BS, forced.source_mask_BS, forced.in_BT)
     assert read.weights_BHTS is not None
     weights_BTS = read.weights_BHTS.mean(dim=1).cpu()
@@ -139,10 +139,3 @@ def linked_tokens(
         best_T = own_TS.argmax(dim=1).tolist() if source else []
         found.append([(place, number) for number, place in enumerate(best_T)])
     return found
-
-
-def memory_attention(model: EncoderDecoder, layer: int) -> MultiHeadAttention:
-    """The attention of a decoder layer over the encoder's output."""
-    attention = model.decoder.get_submodule(f"{layer}.memory_attention")
-    assert isinstance(attention, MultiHeadAttention)
-    return attention

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from regard.model.attention import MultiHeadAttention
 from regard.model.blocks import DecoderLayer, EncoderLayer
 from regard.model.cache import Bound, Cache
 from regard.model.heads import HEADS, MaskedLanguageHead
@@ -113,6 +114,12 @@ class EncoderDecoder(Output):
 
     def new_cache(self) -> Cache:
         return Cache(len(self.decoder))
+
+    def memory_attention(self, layer: int) -> MultiHeadAttention:
+        """The attention of a layer of the decoder over the encoder's output."""
+        attention = self.decoder.get_submodule(f"{layer}.memory_attention")
+        assert isinstance(attention, MultiHeadAttention)
+        return attention
 
 
 class CausalDecoder(Output):

@@ -201,9 +201,9 @@ class _Counted(Protocol):
 
 
 def part(batch: Any, rows: int, width: int) -> Any:
-    """The first rows of a batch and, of tokens, their first positions."""
+    """The first rows of a batch and, of all but images, their first positions."""
     cut = {
-        name: value[:rows, :width] if value.ndim == 2 else value[:rows]
+        name: value[:rows] if value.ndim == 4 else value[:rows, *[slice(width)] * (value.ndim - 1)]
         for name, value in vars(batch).items()
         if isinstance(value, Tensor)
     }

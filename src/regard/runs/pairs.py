@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
 
+from regard.data.aligned import learned_links, open_links, write_links
+from regard.data.arrow import Lists
 from regard.data.batches import Batches, BatchSettings
 from regard.data.binarise import binarise
 from regard.data.corpus import CleaningReport, Pair, clean, open_pairs
@@ -19,6 +21,8 @@ from regard.runs.settings import Files, Mixed
 from regard.runs.task import Run
 from regard.text.lines import write_lines
 from regard.text.tokenizer import TokenizerPair
+
+LINKS = "train.links.arrow"
 
 
 class Pairs:
@@ -39,7 +43,8 @@ class Pairs:
         """The pairs to train on, each as often as the weight of its source says."""
         settings = self._run.settings
         weights = [source.weight for source in self._run.corpus.sources]
-        return Batches(self._regularised(), settings.batches, settings.training.seed, weights=weights)
+        links = None if settings.training.alignment is None else self._links()
+        return Batches(self._regularised(), settings.batches, settings.training.seed, weights=weights, links=links)
 
     def dev_batches(self) -> Batches:
         """The pairs to validate on, the longest too: nothing is left out."""
@@ -52,6 +57,14 @@ class Pairs:
     def _path(self, source: int) -> Path:
         """Where the ids of a source are."""
         return self._run.data / ("train.arrow" if source == 0 else f"mix-{source}.arrow")
+
+    def _links(self) -> Lists:
+        """What stands for what in the pairs to train on; learned when it is first asked for."""
+        path = self._run.data / LINKS
+        if not path.exists():
+            count = write_links(path, learned_links(self.train, self.tokenizers))
+            self._run.say(f"alignments: {count:,} links of tokens, learned from the pairs")
+        return open_links(path, self.train)
 
     def _regularised(self) -> PairDataset:
         """The pairs to train on, segmented anew in each epoch if the settings say so."""
@@ -66,6 +79,7 @@ class Pairs:
     def _prepare(self) -> None:
         """Learn the tokenizers and binarise."""
         run, settings = self._run, self._run.settings
+        (run.data / LINKS).unlink(missing_ok=True)
         self._write_dev()
         tokenizers = self._make_tokenizers()
         refuse_unfit(tokenizers, settings.data.subword_dropout)

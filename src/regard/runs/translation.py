@@ -54,6 +54,7 @@ class Translation(Task):
             "batches",
             "search",
             "metrics",
+            "training.alignment",
         }
     )
     python = 'translate(["..."])'
@@ -135,7 +136,7 @@ class Translation(Task):
             return f"validation.metric: {metric} needs validation.sentences above 0"
         if metric not in ("loss", *settings.metrics.metrics):
             return f"validation.metric: {metric} needs that name in metrics.metrics"
-        return _nothing_to_drop(settings) or super().mistake(settings)
+        return _nothing_to_drop(settings) or _nowhere_to_align(settings) or super().mistake(settings)
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -187,7 +188,7 @@ class Translation(Task):
 
     def loss(self, model: EncoderDecoder, batch: Batch) -> LossSums:
         training = self.run.settings.training
-        return translation_loss(model, batch, training.label_smoothing, training.r_drop)
+        return translation_loss(model, batch, training.label_smoothing, training.r_drop, training.alignment)
 
     def measure(self, model: nn.Module, show: bool = False) -> dict[str, float]:
         """The scores of validation text, translated by greedy search, by metric."""
@@ -216,7 +217,10 @@ class Translation(Task):
         languages = store.Languages(source=data.source_language, target=data.target_language)
         assert isinstance(model, EncoderDecoder)
         shortlist = learn_shortlist(self.pairs, self.tokenizers, self.run.say)
-        return Translator(model, self.tokenizers, self.run.settings.search, languages=languages, shortlist=shortlist)
+        settings, guided = self.run.settings, self.run.settings.training.alignment
+        translator = Translator(model, self.tokenizers, settings.search, languages=languages, shortlist=shortlist)
+        translator.alignment = None if guided is None else guided.among(settings.model.decoder_layers)
+        return translator
 
     @property
     def title(self) -> str:
@@ -245,6 +249,20 @@ def _nothing_to_drop(settings: RunSettings) -> str | None:
     if not settings.data.subword_dropout.any or settings.initial is not None or kind == "bpe":
         return None
     return f"data.subword_dropout leaves out merges: it needs tokenizer.kind: bpe, not {kind}"
+
+
+def _nowhere_to_align(settings: RunSettings) -> str | None:
+    """Why no head can learn to align, if one is to."""
+    guided, model = settings.training.alignment, settings.model
+    if guided is None:
+        return None
+    if settings.data.subword_dropout.any:
+        return "training.alignment: knows text as it is always cut; leave out data.subword_dropout"
+    place = guided.among(model.decoder_layers)
+    for name, number, there in (("layer", place.layer, model.decoder_layers), ("head", guided.head, model.heads)):
+        if number >= there:
+            return f"training.alignment.{name} = {number}: the decoder has {there} of them, counted from 0"
+    return None
 
 
 def _schedule(kind: str, peak_rate: float, warmup_steps: int) -> dict[str, Any]:

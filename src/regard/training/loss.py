@@ -24,9 +24,11 @@ from regard.data.examples import LabelledBatch
 from regard.data.labelled import UNSCORED
 from regard.data.masking import MaskedBatch
 from regard.data.packing import PackedBatch
+from regard.model.attention import reading
 from regard.model.settings import ModelSettings
 from regard.model.transformer import BidirectionalEncoder, CausalDecoder, EncoderDecoder
 from regard.training.by_hand import by_hand
+from regard.training.guided import GuidedSettings, guided_loss
 from regard.training.r_drop import fused_r_drop, readings, reference_r_drop
 
 CHUNK_BYTES = 16 * 2**20
@@ -183,12 +185,28 @@ def vocabulary_loss(
     return loss, nll
 
 
-def translation_loss(model: EncoderDecoder, batch: Batch, smoothing: float, r_drop: float = 0.0) -> LossSums:
-    """The loss of predicting each target token from the source and the tokens before it. Padding takes no part."""
+def translation_loss(
+    model: EncoderDecoder, batch: Batch, smoothing: float, r_drop: float = 0.0, guided: GuidedSettings | None = None
+) -> LossSums:
+    """The loss of predicting each target token from the source and the tokens before it. Padding takes no part.
+
+    With `guided`, and a batch that knows what is aligned, that of a head that learns to align is added.
+    """
     batch, r_drop = readings(model, batch, r_drop)
-    hidden_BTD = model(batch.source_BS, batch.source_mask_BS, batch.target_in_BT)
+    inputs = batch.source_BS, batch.source_mask_BS, batch.target_in_BT
+    if guided is None or batch.aligned_BTS is None:
+        hidden_BTD, extra = model(*inputs), None
+    else:
+        place = guided.among(len(model.decoder))
+        with reading(model.memory_attention(place.layer), place.head) as read:
+            hidden_BTD = model(*inputs)
+        # The layer may have been left out of this pass.
+        weights_BHTS = read.weights_BHTS
+        extra = None if weights_BHTS is None else guided_loss(weights_BHTS.squeeze(1), batch.aligned_BTS)
     hidden_ND, targets_N = _scored(hidden_BTD, batch.target_out_BT, batch.target_mask_BT)
     loss, nll = vocabulary_loss(model, hidden_ND, targets_N, smoothing, r_drop)
+    if guided is not None and extra is not None:
+        loss = loss + guided.weight * extra / (2 if r_drop else 1)
     return LossSums(loss, nll, batch.target_tokens)
 
 

@@ -20,6 +20,7 @@ from regard.settings import Settings
 from regard.training.averaging import MovingAverage
 from regard.training.checkpoint import Checkpoint, restore, snapshot
 from regard.training.guard import DivergenceError, GuardSettings, LossWatch, OnDivergence, Recovery
+from regard.training.guided import GuidedSettings
 from regard.training.optimizers import OPTIMIZERS, OptimizerSettings
 from regard.training.passes import Objective, Passes, Precision
 from regard.training.replicas import replicas
@@ -38,6 +39,9 @@ class TrainingSettings(Settings):
     r_drop: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Weight (alpha) of what two readings of each batch with other units dropped disagree about (R-Drop, Wu et al.
     2021): 5 in the publication's translation, 0: each batch is read once. Needs dropout, and twice the time."""
+    alignment: GuidedSettings | None = None
+    """A head of a translation model learns which words stand for each other (Garg et al. 2019), from alignments that
+    are learned from the text itself; unset: none does."""
     schedule: ScheduleSettings = ScheduleSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     ema: float | None = Field(None, gt=0, lt=1)
