@@ -13,12 +13,14 @@ from regard.errors import JobError, UserError
 from regard.version import __version__
 
 if TYPE_CHECKING:
-    from regard.pipelines import Classifier, MaskFiller, TextGenerator, Translator, load
+    from regard.pipelines import Classifier, MaskFiller, Request, SamplingSettings, TextGenerator, Translator, load
 
 __all__ = [
     "Classifier",
     "JobError",
     "MaskFiller",
+    "Request",
+    "SamplingSettings",
     "TextGenerator",
     "Translator",
     "UserError",

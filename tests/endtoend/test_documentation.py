@@ -28,6 +28,8 @@ PAGES = [
     "README.md",
     "README.zh-CN.md",
     "docs/guide/python.md",
+    "docs/guide/searching.md",
+    "docs/guide/alignments.md",
     "docs/guide/language-models.md",
     "docs/guide/encoders.md",
     "docs/guide/fine-tuning.md",

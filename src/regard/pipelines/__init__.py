@@ -15,12 +15,16 @@ from regard.pipelines.generator import TextGenerator
 from regard.pipelines.images import ImageClassifier
 from regard.pipelines.transcriber import Transcriber
 from regard.pipelines.translator import Translator
+from regard.search.requests import Request
+from regard.search.settings import SamplingSettings
 
 __all__ = [
     "Classifier",
     "ImageClassifier",
     "MaskFiller",
     "Pipeline",
+    "Request",
+    "SamplingSettings",
     "TextGenerator",
     "Transcriber",
     "Translator",
