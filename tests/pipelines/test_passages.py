@@ -81,6 +81,15 @@ def test_white_space_around_a_text_is_kept_and_not_translated():
     assert search.given == [["a dog"]]
 
 
+def test_no_model_for_translation_is_given_a_line_break():
+    for text in ("a dog\n\ntwo men", "a dog\u2028two men"):
+        search, as_it_is = Stub(), Stub()
+        assert run(search, [text])[0].best.text == other(text)
+        assert search.given == [["a dog", "two men"]]
+        run(as_it_is, [text], Languages())
+        assert as_it_is.given == [[text]]
+
+
 LONG = "A dog runs.  Two men talk!\n\n---\n\tWhy? " + "a small dog, " * 20
 
 

@@ -142,7 +142,8 @@ class Passages:
         if how == "never":
             return _Item(line, whole, Passage((whole,), ("", "")), (whole,))
         before, source, after = edges(whole) if self._mender.translates else ("", whole, "")
-        if how == "long" and self._fits(source):
+        lines = 1 if not self._mender.translates else len(source.splitlines())  # no training line has a line break
+        if how == "long" and lines == 1 and self._fits(source):
             item = _Item(line, source, split(source, language), (source,))
         else:
             passage = split(source, language, self._fits)
