@@ -22,7 +22,7 @@ from regard.search.beam import beam_search, length_penalty
 from regard.search.coverage import coverage
 from regard.search.engine import Translation, translate
 from regard.search.ensemble import Ensemble
-from regard.search.executors import Executor, NativeExecutor, TorchExecutor
+from regard.search.executors import Executor, NativeExecutor, TorchExecutor, pad
 from regard.search.processors import Ban
 from regard.search.requests import Request
 from regard.search.selection import Diverse
@@ -304,6 +304,28 @@ def assert_alike(found: Sequence[Translation], expected: Sequence[Translation]) 
             )
 
 
+class Uncached(TorchExecutor):
+    """Computes all of an output anew for each token."""
+
+    def begin(self, sources, padding, forced):
+        return _Anew(self.model, *pad(sources, padding))
+
+
+class _Anew:
+    def __init__(self, model, source_BS: Tensor, keys_BS: Tensor) -> None:
+        self.model, self.memory = model, model.encode(source_BS, keys_BS)
+        self.tokens_RT = torch.empty(len(source_BS), 0, dtype=torch.int64)
+
+    def step(self, tokens_R: Tensor) -> Tensor:
+        self.tokens_RT = torch.cat((self.tokens_RT, tokens_R[:, None]), dim=1)
+        return self.model.logits(self.model.decode(self.tokens_RT, self.memory))[:, -1]
+
+    def reorder(self, rows_R: Tensor, sources_N: Tensor | None) -> None:
+        self.tokens_RT = self.tokens_RT[rows_R]
+        if sources_N is not None:
+            self.memory = self.memory.select(sources_N)
+
+
 RULES = {
     "prefix": ({"prefix": "the d"}, {}),
     "must": ({"must": ("tea", ("park", "ball"))}, {}),
@@ -327,7 +349,7 @@ SEARCHES = {
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("search", SEARCHES)
 def test_every_rule_goes_with_every_search(build_model, tokenizers, rule, search):
-    """Alone or with others, by PyTorch or the compiled decoder, by one model or several; and the rule holds."""
+    """Alone or with others, cached or not, by PyTorch or the compiled decoder, by one model or several."""
     model = build_model(norm_placement="pre")
     wishes, settings = RULES[rule]
     requests = [Request(text, **wishes) for text in TEXTS[:3]]
@@ -335,7 +357,7 @@ def test_every_rule_goes_with_every_search(build_model, tokenizers, rule, search
     together = run(model, tokenizers, requests, **options)
     alone = [run(model, tokenizers, [request], **options)[0] for request in requests]
     assert_alike(together, alone)
-    executors: list[Executor] = [Ensemble([TorchExecutor(model)] * 2)]
+    executors: list[Executor] = [Ensemble([TorchExecutor(model)] * 2), Uncached(model)]
     if library.library() is not None:
         executors.append(NativeExecutor(model, "float32"))
     for executor in executors:

@@ -186,7 +186,7 @@ class _Engine:
         waiting = deque((index, sources[index]) for index in flowing)
         shares = [waiting] * min(workers, len(waiting))
         found = dict(chain.from_iterable(side_by_side(self._flow, shares, workers)))
-        others = [index for index in range(len(sources)) if index not in set(flowing)]
+        others = [index for index in range(len(sources)) if index not in found]
         costs = [ceil(len(self._framed(sources[index])) * self._crowd(sources[index])) for index in others]
         planned = [[others[place] for place in batch] for batch in batches(costs, self.budget)]
 
