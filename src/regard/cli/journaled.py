@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from regard.pipelines import Pipeline
+    from regard.pipelines import Pipeline, Translator
     from regard.pipelines.journal import Answer, Answerer
 
 
@@ -43,7 +43,7 @@ def journaled(
     from regard.text.lines import count_lines
 
     def answer_by_number(texts: list[str], numbers: list[int]) -> Iterable[Answer]:
-        with _told_by_number(str(source), numbers):
+        with told_by_number(str(source), numbers):
             return list(answer(texts, numbers))
 
     total = count_lines(source)
@@ -55,7 +55,7 @@ def journaled(
 
 
 @contextmanager
-def _told_by_number(name: str, numbers: Sequence[int]) -> Iterator[None]:
+def told_by_number(name: str, numbers: Sequence[int]) -> Iterator[None]:
     """What is said of "NAME, line 2" is said of the line that has the second of these numbers."""
     place = re.compile(rf"(?<={re.escape(name)}, line )\d+")
 
@@ -70,6 +70,11 @@ def _told_by_number(name: str, numbers: Sequence[int]) -> Iterator[None]:
         yield
     finally:
         log.removeFilter(renumber)
+
+
+def executor_of(translator: Translator) -> str:
+    """What computes, but for the kind of CPU, which is one of the circumstances."""
+    return re.sub(r" \(.*?\)", "", translator.executor.about)
 
 
 def circumstances(pipeline: Pipeline) -> dict[str, object]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -127,7 +126,7 @@ def translate(
     """
     from regard.cli.bulk import load_for_bulk
     from regard.cli.inputs import inputs
-    from regard.cli.journaled import circumstances, journaled, two_files
+    from regard.cli.journaled import circumstances, executor_of, journaled, two_files
     from regard.cli.lines import line_writer
     from regard.pipelines.directory import fingerprint
     from regard.pipelines.journal import Answer, draft_of
@@ -155,8 +154,7 @@ def translate(
 
     found: AbstractContextManager[Iterator[Answer]]
     if files is not None:
-        about = re.sub(r" \(.*?\)", "", translator.executor.about)  # the kind of CPU is one of the circumstances
-        job = {"model": fingerprint(model), "executor": about, **settings.model_dump()}
+        job = {"model": fingerprint(model), "executor": executor_of(translator), **settings.model_dump()}
         job |= {"with": list(map(fingerprint, with_models)), "searching": asdict(searching), "scores": scores}
         found = journaled(*files, texts, lambda new, _: answers(new), job, circumstances(translator), restart)
     elif input is not None and (output is not None or not sys.stdout.isatty()):
