@@ -94,6 +94,16 @@ def test_places_are_filled_again(build_model: Build, tokenizers: TokenizerPair):
     assert len(running) > 10
 
 
+@pytest.mark.parametrize("options", [{"beam": 3}, {"beam": 1, "sampling": SamplingSettings(seed=1)}])
+def test_pytorch_gives_the_same_bits_where_it_must(build_model: Build, tokenizers: TokenizerPair, options):
+    executor, _ = fastest(build_model(d_model=48, heads=3), "torch", invariant=True)
+    alone = [run(executor, tokenizers, [text], **options)[0] for text in SENTENCES]
+    assert run(executor, tokenizers, SENTENCES, **options) == alone
+    assert run(executor, tokenizers, SENTENCES[::-1], **options) == alone[::-1]
+    in_batches, _ = fastest(executor.model, "torch")
+    assert run(in_batches, tokenizers, SENTENCES, **options) != alone  # else there would be nothing to show
+
+
 @native
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_shortlist_says_what_may_come(build_model: Build, tokenizers: TokenizerPair, workers: int):

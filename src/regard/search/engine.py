@@ -146,7 +146,8 @@ class _Engine:
         frame = len(tokenizers.source_begin) + len(tokenizers.source_end)
         self.reach = executor.settings.source_reach - frame
         self.longest = executor.settings.max_length - len(self.forced)
-        self.budget = settings.batch_tokens // (sampling.n if sampling is not None else settings.beam)
+        rows = sampling.n if sampling is not None else settings.beam
+        self.budget = 0 if executor.alone else settings.batch_tokens // rows
         self.forbidden = tuple(phrase(each, tokenizers.target) for each in settings.forbid)
         beam = settings.beam // settings.groups
         ranked_later = settings.groups > 1 or settings.coverage > 0 or utility is not None
@@ -232,7 +233,7 @@ class _Engine:
         limits = self._limits(sources)
         demands = [source.wishes.demand for source in sources]
         selection: Selection | None = Diverse(groups, self.settings.diversity) if groups > 1 else None
-        if selection is None and self.search.beam > 1 and any(demand.wishes for demand in demands):
+        if self._banks and any(demand.wishes for demand in demands):
             selection = Banks(demands)
         found = beam_search(
             self._begin(sources),
@@ -249,13 +250,17 @@ class _Engine:
         return [list(chain.from_iterable(found[n : n + groups])) for n in range(0, len(found), groups)]
 
     def _places(self, source: _Source) -> int:
-        """Of a beam: one at least for outputs that miss equally much, unless it is to be greedy."""
-        banks = 1 + source.wishes.demand.missing(())
-        return self.search.beam if self.search.beam == 1 or self.settings.groups > 1 else max(self.search.beam, banks)
+        """Of a beam: one at least for outputs that miss equally much."""
+        return max(self.search.beam, 1 + source.wishes.demand.missing(())) if self._banks else self.search.beam
+
+    @property
+    def _banks(self) -> bool:
+        """Whether a beam is allocated to what outputs must say; a greedy search would say it first of all."""
+        return self.sampling is None and self.search.beam > 1 and self.settings.groups == 1
 
     def _crowd(self, source: _Source) -> float:
         """How many times the usual rows a source needs."""
-        return 1.0 if self.sampling is not None else self._places(source) / self.search.beam
+        return self._places(source) / self.search.beam
 
     def _draw(self, inputs: Sequence[_Source]) -> list[list[Hypothesis]]:
         """Outputs for each source, their chances a function of the seed and the source alone."""
@@ -319,7 +324,8 @@ class _Engine:
             phrases = [(*self.forbidden, *each.forbidden) for each in wishes]
             rules.append(Forbid(phrases, spelling(self.tokenizers.target)))
         if any(each.demand.wishes for each in wishes):
-            rules.append(Must([each.demand for each in wishes], limits, self.end))
+            demands = [each.demand for each in wishes]
+            rules.append(Must(demands, limits, self.end, at_end=not self._banks))
         return rules
 
     def _alike(self, ids: tuple[int, ...]) -> Hashable:

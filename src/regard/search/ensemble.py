@@ -34,6 +34,7 @@ class Ensemble:
     def __init__(self, executors: Sequence[Executor]) -> None:
         self.executors = list(executors)
         self.device = executors[0].device
+        self.alone = any(each.alone for each in executors)
         self.about = f"the mean of {len(executors)} models ({'; '.join(each.about for each in executors)})"
         self.settings = _Reach(
             min(each.settings.max_length for each in executors), min(each.settings.source_reach for each in executors)

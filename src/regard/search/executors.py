@@ -33,6 +33,8 @@ class Executor(Protocol):
     device: torch.device
     joins: bool
     """Whether its decoders are `Chooser`s, which let sources in at any time."""
+    alone: bool
+    """Whether it is to be given one source at a time, so that none can change how another's numbers are rounded."""
 
     @property
     def settings(self) -> Reach: ...
@@ -47,8 +49,8 @@ class TorchExecutor:
 
     joins = False
 
-    def __init__(self, model: SequenceToSequence) -> None:
-        self.model = model
+    def __init__(self, model: SequenceToSequence, alone: bool = False) -> None:
+        self.model, self.alone = model, alone
         self.device: torch.device = next(model.parameters()).device
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         self.about = f"PyTorch on {self.device}, {dtype}"
@@ -63,9 +65,10 @@ class TorchExecutor:
 
 
 class NativeExecutor:
-    """An encoder-decoder on a CPU, by the compiled decoder."""
+    """An encoder-decoder on a CPU, by the compiled decoder, which gives the same bits in any company."""
 
     joins = True
+    alone = False
 
     def __init__(self, model: EncoderDecoder, precision: Precision, shortlist: Shortlist | None = None) -> None:
         """Its weights are packed now; later changes of the model are not seen.
@@ -115,6 +118,7 @@ def fastest(
     choice: Choice = "auto",
     precision: Literal["auto", "float32", "int8"] = "auto",
     shortlist: Shortlist | None = None,
+    invariant: bool = False,
 ) -> tuple[Executor, str]:
     """The executor for a model where it is, and why that one.
 
@@ -123,6 +127,8 @@ def fastest(
         precision: of the compiled decoder. "auto": int8 where the CPU multiplies bytes faster than floats. PyTorch
             works with the precision that the model has.
         shortlist: for the compiled decoder, what each source may be translated with.
+        invariant: a source gives the same bits alone, among others, and on any number of threads (of PyTorch's own
+            threads only while there is one). The compiled decoder always does; PyTorch gets one source at a time.
 
     Raises:
         UserError: what was insisted on is not possible.
@@ -133,7 +139,7 @@ def fastest(
         if precision == "int8":
             raise UserError(f"precision = int8 needs the compiled decoder; {reason or 'executor = torch excludes it'}")
         why = "as asked" if choice == "torch" else f"the compiled decoder does not serve: {reason}"
-        return TorchExecutor(model), why
+        return TorchExecutor(model, alone=invariant), why
     if reason is not None:
         raise UserError(f"executor = native is not possible: {reason}; leave the choice open, or take torch")
     assert isinstance(model, EncoderDecoder)
