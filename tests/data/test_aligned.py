@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.data.aligned import learned_links, open_links, write_links
+from regard.data.aligned import learned_links, links_of_tokens, open_links, write_links
 from regard.data.batches import Batches, BatchSettings
 from regard.data.binarise import binarise
 from regard.data.dataset import PairDataset
@@ -58,3 +58,17 @@ def test_learned_links_are_of_each_pair(dataset: PairDataset, tokenizers: Tokeni
     for links, sources, targets in zip(found, dataset.source_lengths, dataset.target_lengths, strict=True):
         assert links
         assert all(0 <= source < sources and 0 <= target < targets for source, target in links)
+
+
+def test_links_of_words_are_links_of_all_their_tokens(tokenizers: TokenizerPair) -> None:
+    pair = "dogs  42", "the Xy"
+    source, target = (tokenizers.source.pieces(tokenizers.source.encode([text])[0]) for text in pair)
+    assert source == ["▁d", "o", "g", "s", "▁", "▁", "4", "2"] or "".join(source) == "▁dogs▁▁42"
+    found = links_of_tokens(tokenizers, pair, [(1, 1)], "file, line 1")
+    digits, letters = {len(source) - 2, len(source) - 1}, {len(target) - 2, len(target) - 1}
+    assert {(left, right) for left, right in found if left in digits and right in letters} == {
+        (left, right) for left in digits for right in letters
+    }
+    assert all("".join(source[left:]).strip("▁").startswith(("4", "2")) for left, _ in found)
+    with pytest.raises(UserError, match=r"file, line 7: 1-2 links words that are not there: the texts have 2 and 2"):
+        links_of_tokens(tokenizers, pair, [(0, 0), (1, 2)], "file, line 7")

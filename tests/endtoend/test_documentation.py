@@ -30,6 +30,7 @@ PAGES = [
     "docs/guide/python.md",
     "docs/guide/searching.md",
     "docs/guide/alignments.md",
+    "docs/guide/alignments.md",
     "docs/guide/language-models.md",
     "docs/guide/encoders.md",
     "docs/guide/fine-tuning.md",

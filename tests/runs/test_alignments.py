@@ -8,11 +8,14 @@ import pytest
 from safetensors.torch import load_file
 
 import regard
+from regard.data.aligned import open_links
+from regard.data.dataset import PairDataset
 from regard.errors import UserError
 from regard.model.settings import AlignmentHead
 from regard.runs.tasks import resolve
 from regard.settings import merge
-from regard.text.lines import read_lines
+from regard.text.lines import read_lines, write_lines
+from regard.text.tokenizer import TokenizerPair
 from runs.small_runs import Killed, carry_out, recipe
 
 
@@ -66,3 +69,27 @@ def test_what_cannot_be_is_said_at_once(tmp_path: Path, wrong: dict, message: st
 def test_a_language_model_has_nothing_to_align(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"training.alignment means nothing to the task language-model"):
         resolve(merge(recipe(tmp_path, "language-model"), {"training": {"alignment": {}}}), "recipe")
+
+
+def test_alignments_of_a_file_are_those_of_the_lines_that_are_kept(tmp_path: Path) -> None:
+    values = recipe(tmp_path, "translation")
+    lines = list(read_lines(tmp_path / "train.txt"))
+    lines[1:1] = ["too much\tof it " + "and more " * 300]  # left out: its links must not go to the next line
+    write_lines(tmp_path / "train.txt", lines)
+    words = [len(line.split("\t")[0].split()) for line in lines]
+    write_lines(tmp_path / "links", (" ".join(f"{k}-{k}" for k in range(count)) for count in words))
+    changes = {"data": {"train": {"alignments": str(tmp_path / "links")}}, "training": {"alignment": {}, "steps": 2}}
+    said = carry_out(tmp_path / "run", values, **changes)
+    assert any(line.startswith("alignments: ") and line.endswith("from links") for line in said)
+    tokenizers = TokenizerPair.load(tmp_path / "run")
+    pairs = PairDataset.open(tmp_path / "run" / "data" / "train.arrow", tokenizers)
+    links = open_links(tmp_path / "run" / "data" / "train.links.arrow", pairs)
+    for index in range(len(pairs)):
+        for side, ids in enumerate(pairs.pair(index)):
+            pieces = tokenizers.source.pieces(ids.tolist())
+            with_letters = {place for place, piece in enumerate(pieces) if piece != "▁"}
+            assert set(links[index].reshape(-1, 2)[:, side].tolist()) == with_letters
+    write_lines(tmp_path / "short", ["0-0"])
+    short = merge(changes, {"data": {"train": {"alignments": str(tmp_path / "short")}}})
+    with pytest.raises(UserError, match=r"short: has fewer lines than .*train.txt"):
+        carry_out(tmp_path / "other", values, **short)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import chain
+from collections.abc import Iterable, Iterator
+from itertools import chain, product
 from pathlib import Path
 
 import numpy as np
@@ -11,24 +11,53 @@ import pyarrow as pa
 
 from regard.data.alignment import Link, align_both_ways
 from regard.data.arrow import ArrowFile, Lists, arrow_schema, damaged, list_of
+from regard.data.corpus import Pair
 from regard.data.dataset import PairDataset
 from regard.data.encoding import CHUNK_ROWS, PackedLists, in_chunks
 from regard.data.lexicon import learn_lexicon
+from regard.errors import UserError
 from regard.text.lines import atomic_write
 from regard.text.tokenizer import TokenizerPair
+from regard.text.words import words, words_of_tokens
 
 FORMAT = "regard.links"
 KIND = "links"
 
 
-def learned_links(pairs: PairDataset, tokenizers: TokenizerPair) -> Iterable[list[Link]]:
-    """The links of each pair's tokens by lexica that are learned from the same pairs, in both directions."""
+def learned_links(pairs: PairDataset, tokenizers: TokenizerPair, first: int = 0) -> Iterator[list[Link]]:
+    """The links of the tokens of each pair from the `first` on, by lexica of both directions learned from all."""
+    if first == len(pairs):
+        return
     sources, targets = pairs.sides
     sizes = tokenizers.source.size, tokenizers.target.size
     forward, backward = learn_lexicon(sources, targets, *sizes), learn_lexicon(targets, sources, *reversed(sizes))
-    for indices in in_chunks(range(len(pairs)), CHUNK_ROWS):
+    for indices in in_chunks(range(first, len(pairs)), CHUNK_ROWS):
         chosen = [pairs.pair(index) for index in indices]
         yield from align_both_ways(forward, backward, *zip(*chosen, strict=True))
+
+
+def links_of_tokens(tokenizers: TokenizerPair, pair: Pair, links: Iterable[Link], origin: str) -> list[Link]:
+    """Links of words, which stand between white space, as links of all of their tokens.
+
+    Raises:
+        UserError: a link is of a word that is not there; `origin` is named.
+    """
+    sides = []
+    for tokenizer, text in zip((tokenizers.source, tokenizers.target), pair, strict=True):
+        tokens, found = tokenizer.spans([text])[0], words(text, ())
+        of_words: list[list[int]] = [[] for _ in found]
+        for token, numbers in enumerate(words_of_tokens(text, found, tokens)):
+            for number in numbers:
+                of_words[number].append(token)
+        sides.append(of_words)
+    sources, targets = sides
+    for source, target in links:
+        if source >= len(sources) or target >= len(targets):
+            raise UserError(
+                f"{origin}: {source}-{target} links words that are not there: the texts have {len(sources)} and "
+                f"{len(targets)} words, counted from 0"
+            )
+    return sorted({each for source, target in links for each in product(sources[source], targets[target])})
 
 
 def write_links(path: Path, links: Iterable[Iterable[Link]]) -> int:

@@ -82,9 +82,7 @@ class Encoder:
     """Ids before those of the first column of each row."""
 
     def __call__(self, rows: list[Row]) -> Encoded:
-        columns = [tokenizer.encode([row[index] for row in rows]) for index, tokenizer in enumerate(self.tokenizers)]
-        if self.first:
-            columns[0] = [[*self.first, *ids] for ids in columns[0]]
+        columns = self._columns(rows)
         kept: list[int] = []
         skipped: dict[str, Skipped] = {}
         for index, row in enumerate(rows):
@@ -98,6 +96,18 @@ class Encoder:
             for column, tokenizer in zip(columns, self.tokenizers, strict=True)
         )
         return Encoded(len(rows), tuple(packed), skipped)
+
+    def keeps(self, rows: list[Row]) -> list[bool]:
+        """Which rows are not left out."""
+        columns = self._columns(rows)
+        lengths = ([len(column[index]) for column in columns] for index in range(len(rows)))
+        return [self._reason(row, each) is None for row, each in zip(rows, lengths, strict=True)]
+
+    def _columns(self, rows: list[Row]) -> list[list[list[int]]]:
+        columns = [tokenizer.encode([row[index] for row in rows]) for index, tokenizer in enumerate(self.tokenizers)]
+        if self.first:
+            columns[0] = [[*self.first, *ids] for ids in columns[0]]
+        return columns
 
     def _reason(self, row: Row, lengths: list[int]) -> str | None:
         """Why a row cannot be used, or None."""

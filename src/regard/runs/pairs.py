@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
+from itertools import chain, compress
 from pathlib import Path
 
-from regard.data.aligned import learned_links, open_links, write_links
+from regard.data.aligned import learned_links, links_of_tokens, open_links, write_links
+from regard.data.alignment import Link, parse_pharaoh
 from regard.data.arrow import Lists
 from regard.data.batches import Batches, BatchSettings
 from regard.data.binarise import binarise
 from regard.data.corpus import CleaningReport, Pair, clean, open_pairs
 from regard.data.dataset import PairDataset
+from regard.data.encoding import CHUNK_ROWS, Encoder, in_chunks
 from regard.data.learn import extend_tokenizers, learn_tokenizers, tag_sources
 from regard.data.resampled import ResampledPairs, refuse_unfit
 from regard.errors import UserError
@@ -19,7 +22,7 @@ from regard.runs.initial import initial_tokenizers
 from regard.runs.prepare import held_out, once, say_left_out
 from regard.runs.settings import Files, Mixed
 from regard.runs.task import Run
-from regard.text.lines import write_lines
+from regard.text.lines import read_lines, write_lines
 from regard.text.tokenizer import TokenizerPair
 
 LINKS = "train.links.arrow"
@@ -60,11 +63,40 @@ class Pairs:
 
     def _links(self) -> Lists:
         """What stands for what in the pairs to train on; learned when it is first asked for."""
-        path = self._run.data / LINKS
+        path, files = self._run.data / LINKS, self._run.settings.data.train
         if not path.exists():
-            count = write_links(path, learned_links(self.train, self.tokenizers))
-            self._run.say(f"alignments: {count:,} links of tokens, learned from the pairs")
+            given = None if files is None else files.alignments
+            first = 0 if given is None else len(self.train.parts[0])
+            learned = learned_links(self.train, self.tokenizers, first)
+            count = write_links(path, learned if given is None else chain(self._given_links(given), learned))
+            origin = "learned from the pairs" if given is None else f"from {given.name}"
+            self._run.say(f"alignments: {count:,} links of tokens, {origin}")
         return open_links(path, self.train)
+
+    def _given_links(self, path: Path) -> Iterator[list[Link]]:
+        """The links of a file for those of the pairs of `data.train` that are trained on."""
+        source, line = self._run.corpus.sources[0], (0, "")
+
+        def remembered() -> Iterator[Pair]:
+            nonlocal line
+            lines = enumerate(read_lines(path), start=1)
+            for pair in open_pairs(source.source, source.target):
+                line = next(lines, (0, ""))
+                if line[0] == 0:
+                    raise UserError(f"{path}: has fewer lines than {source.source}: each pair needs its line")
+                yield pair
+            if next(lines, None) is not None:
+                raise UserError(f"{path}: has more lines than {source.source}: each line is for one pair")
+
+        sides = self.tokenizers.source, self.tokenizers.target
+        encoder = Encoder(("source", "target"), sides, self._run.settings.data.max_length)
+        # What is kept is given out before the next pair is read: the line is that of the pair.
+        kept = ((pair, line) for pair in self._kept(remembered(), CleaningReport()))
+        for chunk in in_chunks(kept, CHUNK_ROWS):
+            trained = encoder.keeps([pair for pair, _ in chunk])
+            for pair, (number, text) in compress(chunk, trained):
+                origin = f"{path}, line {number}"
+                yield links_of_tokens(self.tokenizers, pair, parse_pharaoh(text, origin).possible, origin)
 
     def _regularised(self) -> PairDataset:
         """The pairs to train on, segmented anew in each epoch if the settings say so."""
@@ -115,7 +147,11 @@ class Pairs:
         return tagged
 
     def _train_pairs(self, source: Mixed, report: CleaningReport) -> Iterator[Pair]:
-        pairs = clean(open_pairs(source.source, source.target), self._run.settings.data.cleaning, report)
+        return self._kept(open_pairs(source.source, source.target), report)
+
+    def _kept(self, pairs: Iterable[Pair], report: CleaningReport) -> Iterator[Pair]:
+        """Those that are clean and not held out for validation."""
+        pairs = clean(pairs, self._run.settings.data.cleaning, report)
         if self._run.corpus.dev is not None:
             return pairs
         return (pair for pair in pairs if not self._held_out(pair[0]))

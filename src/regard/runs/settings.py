@@ -49,6 +49,14 @@ class Files(Settings):
     """Translations or labels, line by line; unset: `source` holds both."""
 
 
+class TrainFiles(Files):
+    """The text to train on."""
+
+    alignments: FilePath | None = None
+    """For `training.alignment`: which words of each line stand for each other, as in `0-0 1-2` (the format of Pharaoh;
+    words are what stands between white space). Unset: that is learned from the text."""
+
+
 class Mixed(Files):
     """Further text to train on, and how often it is seen."""
 
@@ -84,7 +92,7 @@ class DataSettings(Settings):
     """Language of the source, as in `en`; for the model card."""
     target_language: str | None = None
     """Language of the target, as in `de` or `zh-Hans`: chooses the part of a named corpus, and how BLEU cuts words."""
-    train: Files | None = None
+    train: TrainFiles | None = None
     dev: Files | None = None
     """Unset: a part of `train` is held out for validation."""
     test: Files | None = None

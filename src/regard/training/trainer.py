@@ -41,7 +41,7 @@ class TrainingSettings(Settings):
     2021): 5 in the publication's translation, 0: each batch is read once. Needs dropout, and twice the time."""
     alignment: GuidedSettings | None = None
     """A head of a translation model learns which words stand for each other (Garg et al. 2019), from alignments that
-    are learned from the text itself; unset: none does."""
+    are learned from the text itself, or given by data.train.alignments; unset: none does."""
     schedule: ScheduleSettings = ScheduleSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     ema: float | None = Field(None, gt=0, lt=1)
