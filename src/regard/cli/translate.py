@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -37,6 +38,7 @@ def translate(
         tuple[Path, ...], Parameter(name="--with", consume_multiple=False, negative="", show_default=False)
     ] = (),
     scores: Annotated[bool, Parameter(negative="")] = False,
+    align: Annotated[bool, Parameter(negative="")] = False,
     split: Literal["long", "always", "never"] | None = None,
     split_tokens: int | None = None,
     retry: Annotated[bool | None, Parameter(negative="--no-retry")] = None,
@@ -79,6 +81,8 @@ def translate(
 
         regard translate runs/one "A dog runs." --with runs/two --with runs/three
 
+        regard translate runs/mine --input test.en --output test.de.aligned --align
+
     Parameters
     ----------
     model
@@ -102,6 +106,9 @@ def translate(
         times.
     scores
         Put the score (log-probability with length penalty) and a tab before each translation.
+    align
+        Put a tab after each translation, and which words stand for each other: 0-0 1-2 links the first words of both
+        texts, and the second of the source with the third of the translation.
     split
         Which lines are translated sentence by sentence: those that are long, all (always) or none (never).
     split_tokens
@@ -128,6 +135,7 @@ def translate(
     from regard.cli.inputs import inputs
     from regard.cli.journaled import circumstances, executor_of, journaled, two_files
     from regard.cli.lines import line_writer
+    from regard.evaluation.alignment import with_alignments
     from regard.pipelines.directory import fingerprint
     from regard.pipelines.journal import Answer, draft_of
     from regard.search.settings import SearchSettings
@@ -146,16 +154,28 @@ def translate(
     options = {name: value for name, value in given.items() if value is not None} | searching.settings()
     settings = SearchSettings.parse({**translator.settings.model_dump(), **options}, "search options")
     many = settings.nbest > 1 or (sampling is not None and sampling.n > 1 and searching.mbr is None)
+    if align and many:
+        raise UserError("--align goes with one translation of each line; leave out --nbest and --samples, or --align")
+
+    def translated(texts: Iterable[str]) -> Iterator[Translation]:
+        how: dict[str, Any] = {"sampling": sampling, "mbr": searching.mbr, "patience": patience, "name": name}
+        return translator.stream(searching.requests(texts), **how, **options)
 
     def answers(texts: Iterable[str]) -> Iterator[Answer]:
-        how: dict[str, Any] = {"sampling": sampling, "mbr": searching.mbr, "patience": patience, "name": name}
-        for translation in translator.stream(searching.requests(texts), **how, **options):
-            yield Answer(tuple(lines_of(translation, many, scores)), translation.best.finished)
+        if not align:
+            for translation in translated(texts):
+                yield Answer(tuple(lines_of(translation, many, scores)), translation.best.finished)
+            return
+        link = partial(translator.align_stream, patience=patience, name=name)
+        for translation, alignment in with_alignments(texts, translated, link):
+            (line,) = lines_of(translation, many, scores)
+            yield Answer((f"{line}\t{alignment}",), translation.best.finished)
 
     found: AbstractContextManager[Iterator[Answer]]
     if files is not None:
         job = {"model": fingerprint(model), "executor": executor_of(translator), **settings.model_dump()}
         job |= {"with": list(map(fingerprint, with_models)), "searching": asdict(searching), "scores": scores}
+        job["align"] = align
         found = journaled(*files, texts, lambda new, _: answers(new), job, circumstances(translator), restart)
     elif input is not None and (output is not None or not sys.stdout.isatty()):
         found = nullcontext(_watched(answers(texts)))
