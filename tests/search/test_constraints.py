@@ -66,8 +66,8 @@ def holds(ids: tuple[int, ...], demand: Demand) -> bool:
     return all(any("".join(map(str, way)) in text for way in ways) for ways in demand.wishes)
 
 
-def processors(given_demands: list[Demand]) -> list[Processor]:
-    return [Ban((PAD, BEGIN)), Must(given_demands, [LIMIT] * len(given_demands), END)]
+def processors(given_demands: list[Demand], at_end: bool = False) -> list[Processor]:
+    return [Ban((PAD, BEGIN)), Must(given_demands, [LIMIT] * len(given_demands), END, at_end)]
 
 
 @given(seed=st.integers(0, 1000), given_demands=st.lists(demands, min_size=3, max_size=3))
@@ -102,7 +102,7 @@ def test_whatever_the_beam_it_is_said(seed, demand, beam, banks):
         SearchSettings(beam=beam, nbest=beam),
         begin=BEGIN,
         end=END,
-        processors=processors([demand]),
+        processors=processors([demand], at_end=not banks),
         selection=Banks([demand]) if banks else None,
     )
     assert all(holds(hypothesis.ids, demand) for hypothesis in found)
@@ -119,7 +119,7 @@ def test_it_is_said_where_outputs_are_drawn(seed, demand):
         texts,
         Sampling(SamplingSettings()),
         end=END,
-        processors=processors([demand]),
+        processors=processors([demand], at_end=True),
     )
     for _ in steps:
         pass
@@ -153,6 +153,16 @@ def test_a_word_that_goes_on_is_another() -> None:
     must = Must([demand], [limit], END)
     scores = must(torch.zeros(1, 5), torch.tensor([[BEGIN, A]]), torch.tensor([0]))
     assert scores[0].tolist() == [0.0, 0.0, 0.0, 0.0, NEVER]  # after b no room is left for another a and the end
+
+
+def test_where_a_model_would_end_it_says_what_is_missing() -> None:
+    demand = Demand((((A, B),),))
+    scores = torch.tensor([[0.0, 0.0, 3.0, 1.0, 2.0], [0.0, 0.0, 1.0, 2.0, 3.0]])
+    tokens_RT, sources_R = torch.tensor([[BEGIN, B], [BEGIN, B]]), torch.tensor([0, 0])
+    found = Must([demand], [9], END, at_end=True)(scores.clone(), tokens_RT, sources_R)
+    assert found.tolist() == [[NEVER, NEVER, NEVER, 1.0, NEVER], [0.0, 0.0, NEVER, 2.0, 3.0]]
+    waiting = Must([demand], [9], END)(scores.clone(), tokens_RT, sources_R)
+    assert waiting[0].tolist() == [0.0, 0.0, NEVER, 1.0, 2.0]
 
 
 def test_banks_take_turns_for_the_places() -> None:

@@ -1,6 +1,6 @@
 """Processors for what an output must begin with, must say and must not say; each source has wishes of its own.
 
-They look at the tokens of a row and keep nothing of it, so rows may come, go and be reordered. The first token of
+All that they know of a row is its tokens, so rows may come, go and be reordered. The first token of
 `tokens_RT` is what the decoder begins with.
 
 Shapes: R rows of a search, T tokens so far, V vocabulary.
@@ -67,11 +67,14 @@ class Forbid:
 class Must:
     """Forbids the end before everything is said that must be, and says it where just enough room is left.
 
-    In a beam search, `selection.Banks` takes care that it is said before.
+    In a beam search, `selection.Banks` takes care that it is said before. Without that, and if so told, what is missing
+    begins where the model would end: better than more and more words until no room is left.
     """
 
-    def __init__(self, demands: Sequence[Demand], limits: Sequence[int], end: int) -> None:
-        self._demands, self._limits, self._end = demands, limits, end
+    def __init__(self, demands: Sequence[Demand], limits: Sequence[int], end: int, at_end: bool = False) -> None:
+        self._demands, self._limits, self._end, self._at_end = demands, limits, end, at_end
+        self._begun: set[tuple[int, tuple[int, ...]]] = set()
+        """Sources and their outputs that have begun to say something where the model would have ended."""
 
     def __call__(
         self,
@@ -82,14 +85,27 @@ class Must:
         for row, (source, said) in enumerate(_rows(tokens_RT, sources_R)):
             outlook = self._demands[source].outlook(said)
             room = self._limits[source] - len(said) - 2  # without this token and the end
-            if outlook.otherwise > 0:
+            begun = (source, said) in self._begun
+            if outlook.following:
+                now = begun or (self._at_end and int(scores_RV[row].argmax()) == self._end)
                 scores_RV[row, self._end] = NEVER
-            if outlook.otherwise > room and outlook.following:
-                most = max(room, min(outlook.following.values()))
-                _keep_only(scores_RV, row, [token for token, missing in outlook.following.items() if missing <= most])
-            elif outlook.continued > room:
-                scores_RV[row, [token for token in outlook.inner if outlook(token) > room]] = NEVER
+                if now or outlook.otherwise > room:
+                    nearer = self._nearer(source, said) if now else []
+                    most = max(room, min(outlook.following.values()))
+                    tokens = nearer or [token for token, missing in outlook.following.items() if missing <= most]
+                    self._begun |= {(source, (*said, token)) for token in nearer}
+                    _keep_only(scores_RV, row, tokens)
+                    continue
+            most = outlook.otherwise if begun else room  # a word that was said for this does not go on
+            if outlook.continued > most:
+                scores_RV[row, [token for token in outlook.inner if outlook(token) > most]] = NEVER
         return scores_RV
+
+    def _nearer(self, source: int, said: tuple[int, ...]) -> list[int]:
+        """The tokens after which less is missing."""
+        demand = self._demands[source]
+        missing = demand.missing(said)
+        return [token for token, then in demand.outlook(said).following.items() if then < missing]
 
 
 def _rows(tokens_RT: Tensor, sources_R: Tensor) -> Iterable[tuple[int, tuple[int, ...]]]:
