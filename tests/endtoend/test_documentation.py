@@ -30,7 +30,6 @@ PAGES = [
     "docs/guide/python.md",
     "docs/guide/searching.md",
     "docs/guide/alignments.md",
-    "docs/guide/alignments.md",
     "docs/guide/language-models.md",
     "docs/guide/encoders.md",
     "docs/guide/fine-tuning.md",
