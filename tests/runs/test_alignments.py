@@ -58,6 +58,7 @@ def test_a_head_learns_to_align_and_a_killed_run_goes_on_as_if_nothing_had_been(
     [
         ({"training": {"alignment": {"head": 2}}}, r"training.alignment.head = 2: the decoder has 2 of them"),
         ({"training": {"alignment": {"layer": 1}}}, r"training.alignment.layer = 1: the decoder has 1 of them"),
+        ({"data": {"train": {"alignments": "links"}}}, "is what training.alignment learns from; set that too"),
         ({"data": {"subword_dropout": 0.1}, "training": {"alignment": {}}}, "leave out data.subword_dropout"),
     ],
 )

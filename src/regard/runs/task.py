@@ -151,6 +151,9 @@ class Task(ABC):
             files: Files | None = getattr(settings.data, part)
             if cls.lone_source is not None and files is not None and files.target is not None:
                 return f"data.{part}.target: {cls.lone_source}; leave it out"
+        train = settings.data.train
+        if train is not None and train.alignments is not None and settings.training.alignment is None:
+            return "data.train.alignments: is what training.alignment learns from; set that too, or leave this out"
         if settings.preset is not None and preset(settings.preset).family != cls.family:
             fitting = ", ".join(name for name, each in PRESETS.items() if each.family == cls.family)
             return f"preset: {settings.preset} is no {cls.family}; choose one of {fitting}"
