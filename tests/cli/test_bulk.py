@@ -21,7 +21,7 @@ from regard.errors import UserError
 from regard.model.settings import ModelSettings
 from regard.model.transformer import EncoderDecoder
 from regard.pipelines import Translator, write_directory
-from regard.pipelines.cluster import Report, Work, Worker
+from regard.pipelines.cluster import Reports, Work, Worker
 from regard.pipelines.journal import Terms
 from regard.pipelines.parts import directory_of
 from regard.pipelines.shards import Shard
@@ -67,7 +67,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The shards that were done, the last ones first."""
     done: list[int] = []
 
-    def backwards(work: Work, shards: Sequence[Shard]) -> Iterator[Report]:
+    def backwards(work: Work, shards: Sequence[Shard]) -> Reports:
         worker = Worker(work)
         for shard in reversed(shards):
             yield worker(shard)

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from regard.errors import JobError, UserError
 from regard.model.settings import ModelSettings
 from regard.model.transformer import EncoderDecoder
 from regard.pipelines import Translator, write_directory
-from regard.pipelines.cluster import ATTEMPTS, Report, Runner, Work, Worker, carry_on, in_this_process, on_ray
+from regard.pipelines.cluster import ATTEMPTS, Report, Reports, Runner, Work, Worker, carry_on, in_this_process, on_ray
 from regard.pipelines.journal import Answer, Answerer
 from regard.pipelines.parts import directory_of, parts
 from regard.pipelines.shards import Shard, cut
@@ -82,7 +82,7 @@ def carry_out(
 def stopping(after: int) -> Runner:
     """Does so many shards, the last ones first, and then ends the job."""
 
-    def run(work: Work, shards: Sequence[Shard]) -> Iterator[Report]:
+    def run(work: Work, shards: Sequence[Shard]) -> Reports:
         yield from map(Worker(work), list(reversed(shards))[:after])
         raise StopError
 
@@ -152,7 +152,7 @@ def test_stopped_before_anything_is_done_nothing_is_left(source: Path) -> None:
 
 
 def test_a_shard_that_is_given_out_twice_is_done_once(source: Path) -> None:
-    def twice(work: Work, shards: Sequence[Shard]) -> Iterator[Report]:
+    def twice(work: Work, shards: Sequence[Shard]) -> Reports:
         first, second = Worker(work), Worker(work)
         for shard in shards:
             second(shard)
@@ -252,7 +252,7 @@ def test_a_damaged_part_is_never_written(source: Path, damage: bytes) -> None:
 
 
 def test_a_part_that_this_machine_does_not_see_is_named(source: Path) -> None:
-    def elsewhere(work: Work, shards: Sequence[Shard]) -> Iterator[Report]:
+    def elsewhere(work: Work, shards: Sequence[Shard]) -> Reports:
         yield from map(Worker(work), shards[:-1])
         yield Report(shards[-1].number)
 
@@ -303,7 +303,7 @@ def test_lines_that_workers_die_of_are_named(source: Path) -> None:
             raise StopError
         return Answers().begin()(texts, numbers)
 
-    def again(work: Work, shards: Sequence[Shard]) -> Iterator[Report]:
+    def again(work: Work, shards: Sequence[Shard]) -> Reports:
         """As Ray does with workers that die."""
         for shard in shards:
             for _ in range(ATTEMPTS):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -136,11 +137,11 @@ def bulk(
     with parts(output, job, here, restart) as done:
         begin = Beginning(how, Terms(makeup, here))
         work = Work(input.resolve(), str(input), done, begin, numbered=how.several(settings))
-        counts = carry_on(work, file.shards, run)
-        before = next(counts)
-        with progress("translating", file.lines, before) as show:
-            for lines in counts:
-                show(lines)
+        with closing(carry_on(work, file.shards, run)) as counts:
+            before = next(counts)
+            with progress("translating", file.lines, before) as show:
+                for lines in counts:
+                    show(lines)
         unfinished = done.join(file.shards, output)
     if unfinished:
         log.warning("%d of %d translations did not end before their limit of length", unfinished, file.lines)

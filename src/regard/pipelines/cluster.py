@@ -12,8 +12,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -66,8 +66,9 @@ class Report(NamedTuple):
     """Why it could not be done."""
 
 
-Runner = Callable[[Work, Sequence[Shard]], Iterator[Report]]
-"""Has shards done, in any order, and reports each."""
+Reports = Generator[Report, None, None]
+Runner = Callable[[Work, Sequence[Shard]], Reports]
+"""Has shards done, in any order, and reports each. When it is closed, no more is done."""
 
 
 class Worker:
@@ -114,7 +115,7 @@ class Worker:
         self._work.parts.write(shard, output, sum(not answers[text].finished for text in lines))
 
 
-def carry_on(work: Work, shards: Sequence[Shard], run: Runner) -> Iterator[int]:
+def carry_on(work: Work, shards: Sequence[Shard], run: Runner) -> Generator[int, None, None]:
     """Have all shards done that are not, and say at first and after each how many lines are done.
 
     Raises:
@@ -124,20 +125,23 @@ def carry_on(work: Work, shards: Sequence[Shard], run: Runner) -> Iterator[int]:
     done = sum(shard.lines for shard in shards if shard.number in there)
     yield done
     missing = [shard for shard in shards if shard.number not in there]
-    for report in run(work, missing) if missing else ():
-        for level, message in report.said:
-            log.log(level, "%s", message)
-        if report.wrong is not None:
-            raise UserError(report.wrong)
-        if report.failed is not None:
-            raise JobError(report.failed)
-        done += shards[report.number].lines
-        yield done
+    if not missing:
+        return
+    with closing(run(work, missing)) as reports:
+        for report in reports:
+            for level, message in report.said:
+                log.log(level, "%s", message)
+            if report.wrong is not None:
+                raise UserError(report.wrong)
+            if report.failed is not None:
+                raise JobError(report.failed)
+            done += shards[report.number].lines
+            yield done
 
 
-def in_this_process(work: Work, shards: Sequence[Shard]) -> Iterator[Report]:
+def in_this_process(work: Work, shards: Sequence[Shard]) -> Reports:
     """A `Runner` without Ray."""
-    return map(Worker(work), shards)
+    yield from map(Worker(work), shards)
 
 
 def on_ray(workers: int | None, address: str | None = None) -> Runner:
@@ -159,7 +163,7 @@ def on_ray(workers: int | None, address: str | None = None) -> Runner:
     except ImportError:
         raise UserError("work on several machines needs Ray: pip install 'regard[ray]'") from None
 
-    def run(work: Work, shards: Sequence[Shard]) -> Iterator[Report]:
+    def run(work: Work, shards: Sequence[Shard]) -> Reports:
         with _cluster(workers, address) as cores:
             context = ray.data.DataContext.get_current()
             context.enable_progress_bars = context.print_on_execution_start = False
