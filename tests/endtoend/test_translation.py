@@ -30,7 +30,7 @@ def test_unseen_sentences_are_translated(run: Path, corpus: Path) -> None:
 
 def test_the_run_directory_is_complete(run: Path) -> None:
     assert {path.name for path in (run / "model").iterdir()} == {
-        "config.json", "model.safetensors", "tokenizer.json", "generation.json", "README.md",
+        "config.json", "model.safetensors", "tokenizer.json", "generation.json", "README.md", "shortlist.safetensors",
     }  # fmt: skip
     card = (run / "model" / "README.md").read_text("utf-8")
     scores = json.loads((run / "result.json").read_text("utf-8"))

@@ -19,6 +19,7 @@ from regard.errors import UserError
 if TYPE_CHECKING:
     from regard.pipelines.journal import Answer
     from regard.search.engine import Translation
+    from regard.search.settings import SamplingSettings
 
 log = logging.getLogger("regard")
 
@@ -47,6 +48,7 @@ def translate(
     executor: Literal["auto", "native", "torch"] = "auto",
     precision: Literal["auto", "float32", "int8"] = "auto",
     shortlist: bool = True,
+    invariant: Annotated[bool, Parameter(negative="")] = False,
     explain: Annotated[bool, Parameter(negative="")] = False,
     restart: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
@@ -126,6 +128,8 @@ def translate(
         Of the compiled decoder: int8 is faster on most CPUs and costs next to no quality. Default: the faster one.
     shortlist
         Choose among the tokens that may translate those of the source, where the model has a list of them: faster.
+    invariant
+        Give the same bits for a line whatever stands beside it, and on any number of threads; says what this costs.
     explain
         Say on standard error what computes, and why.
     restart
@@ -133,7 +137,7 @@ def translate(
     """
     from regard.cli.bulk import load_for_bulk
     from regard.cli.inputs import inputs
-    from regard.cli.journaled import circumstances, executor_of, journaled, two_files
+    from regard.cli.journaled import circumstances, executor_of, journaled
     from regard.cli.lines import line_writer
     from regard.evaluation.alignment import with_alignments
     from regard.pipelines.directory import fingerprint
@@ -141,13 +145,11 @@ def translate(
     from regard.search.settings import SearchSettings
 
     texts, name, patience = inputs(text, input, "Type a line to have it translated")
-    files = two_files(input, output)
-    if restart and files is None:
-        raise UserError("--restart goes with --input FILE and --output FILE: nothing else can be gone on with")
     searching = searching or Searching()
     sampling = searching.sampling()
-    translator = load_for_bulk([model, *with_models], device).use(executor, precision, shortlist)
-    if explain:
+    files = _to_go_on_with(input, output, sampling, restart)
+    translator = load_for_bulk([model, *with_models], device).use(executor, precision, shortlist, invariant)
+    if explain or invariant:
         log.info(translator.explain())
     given: dict[str, Any] = {"beam": beam, "alpha": alpha, "nbest": nbest, "extra_tokens": extra_tokens}
     given |= {"split": split, "split_tokens": split_tokens, "retry": retry, "batch_tokens": batch_tokens}
@@ -189,6 +191,20 @@ def translate(
                 write(f"{count}\t{line}" if many else line)
     if unfinished:
         log.warning("%d of %d translations did not end before their limit of length", unfinished, count)
+
+
+def _to_go_on_with(
+    source: Path | None, output: Path | None, sampling: SamplingSettings | None, restart: bool
+) -> tuple[Path, Path] | None:
+    """The files of a job that an interruption does not end; None where there is no such job."""
+    from regard.cli.journaled import two_files
+
+    chance = sampling is not None and sampling.seed is None  # what is drawn again would be something else
+    files = None if chance else two_files(source, output)
+    if restart and files is None:
+        wanted = "--seed" if chance else "--input FILE and --output FILE"
+        raise UserError(f"--restart goes with {wanted}: nothing else can be gone on with")
+    return files
 
 
 def lines_of(translation: Translation, many: bool, scores: bool) -> Iterator[str]:

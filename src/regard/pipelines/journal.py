@@ -43,7 +43,7 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS line (number INTEGER PRIMARY KEY, text INTEGER NOT NULL)",
 )
 _CACHE_KIB = 32 * 1024
-_OPAQUE = ("model", "input", "format")
+_OPAQUE = ("model", "with", "input", "format")
 """What of a job has values that say nothing to a person."""
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT)
 

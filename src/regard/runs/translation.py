@@ -27,7 +27,11 @@ from regard.search.engine import translate
 from regard.search.executors import fastest
 from regard.search.settings import SearchSettings
 from regard.text.lines import one_line, write_lines
+from regard.text.segment import primary
 from regard.training.loss import LossSums, translation_loss
+
+LINE = 64
+"""Texts of so many tokens are no long ones, however short those were that a model learned from."""
 
 
 class Translation(Task):
@@ -212,13 +216,23 @@ class Translation(Task):
         self._show(sources, outputs, references)
         return scores
 
+    def _search(self, languages: store.Languages) -> SearchSettings:
+        """How the model is to search. A translator does not know texts longer than those that it learned from."""
+        search = self.run.settings.search
+        source, target = languages.source, languages.target
+        if search.split_tokens is not None or not source or not target or primary(source) == primary(target):
+            return search
+        longest = int(self.pairs.source_lengths.max(initial=0))
+        return search.model_copy(update={"split_tokens": max(LINE, longest)})
+
     def pipeline(self, model: nn.Module) -> Translator:
         data = self.run.settings.data
         languages = store.Languages(source=data.source_language, target=data.target_language)
         assert isinstance(model, EncoderDecoder)
         shortlist = learn_shortlist(self.pairs, self.tokenizers, self.run.say)
         settings, guided = self.run.settings, self.run.settings.training.alignment
-        translator = Translator(model, self.tokenizers, settings.search, languages=languages, shortlist=shortlist)
+        search = self._search(languages)
+        translator = Translator(model, self.tokenizers, search, languages=languages, shortlist=shortlist)
         translator.alignment = None if guided is None else guided.among(settings.model.decoder_layers)
         return translator
 
