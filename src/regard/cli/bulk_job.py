@@ -133,7 +133,7 @@ def bulk(
     file = cut(input, shard_lines)
     job = {**makeup, **settings.model_dump(), "searching": asdict(searching), "scores": scores}
     job |= {"input": f"{file.size} {file.digest}", "shard_lines": shard_lines}
-    log.info("%s lines in %s shards; %s", f"{file.lines:,}", f"{len(file.shards):,}", translator.executor.about)
+    log.info("%s lines, shards: %s; %s", f"{file.lines:,}", f"{len(file.shards):,}", translator.executor.about)
     with parts(output, job, here, restart) as done:
         begin = Beginning(how, Terms(makeup, here))
         work = Work(input.resolve(), str(input), done, begin, numbered=how.several(settings))
