@@ -48,7 +48,7 @@ def _sentence(root: type[Settings], detail: Any, origin: str) -> str:
     key = ".".join(path)
     if detail["type"] == "extra_forbidden":
         known = _keys(root)
-        siblings = _siblings(known, path)
+        siblings = _siblings(known, [part for part in path if not part.isdigit()])  # without places in lists
         # By its last word, so that a key in the wrong section is found too; of equal words the one beside it wins.
         by_word = {name.rpartition(".")[2]: name for name in [*known, *siblings]}
         close = difflib.get_close_matches(path[-1], by_word, n=1, cutoff=0.6)

@@ -76,5 +76,7 @@ def test_killed_twice_it_writes_the_same_bytes(model: Path, tmp_path: Path) -> N
     assert b"going on at line " in result.stderr
     assert b"going on at line 1 " not in result.stderr
     assert output.read_bytes() == whole.read_bytes()
-    assert output.read_bytes().count(b"\n") == 2 * len(lines)
+    numbers = [int(line.split(b"\t")[0]) for line in output.read_bytes().splitlines()]
+    assert list(dict.fromkeys(numbers)) == list(range(1, len(lines) + 1))
+    assert len(numbers) > 1.5 * len(lines)  # the second best is left out where its text is the first one's
     assert sorted(path.name for path in tmp_path.iterdir()) == ["output", "source", "whole"]
