@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from regard.cli import main
-from regard.cli.bulk_job import Beginning, Translating
+from regard.cli.bulk import Beginning, Translating
 from regard.cli.journaled import circumstances
 from regard.cli.searching import Searching
 from regard.errors import UserError

@@ -35,16 +35,13 @@ VERBS = {
     "data": "Prepare text: fetch, clean, measure, learn a tokenizer, binarise, back-translate, distill.",
 }
 
-MODULES = {"bulk": "bulk_job"}
-"""Where a module has another name than its verb."""
-
 
 def application(verb: str | None) -> App:
     """The command line. Only the module of `verb` is imported; the others are names with a summary."""
     app = App(name="regard", version=__version__, help=HELP)
     for name, summary in VERBS.items():
         if name == verb:
-            module = import_module(f"regard.cli.{MODULES.get(name, name)}")
+            module = import_module(f"regard.cli.{name}")
             command: App | None = getattr(module, "app", None)
             if command is None:
                 command = App(usage=getattr(module, "USAGE", None))

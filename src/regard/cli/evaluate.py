@@ -115,8 +115,8 @@ def _translate(
     """The translations, and the language that the model translates into, if it knows."""
     from contextlib import ExitStack
 
-    from regard.cli.bulk import load_for_bulk
     from regard.cli.lines import line_writer
+    from regard.cli.loading import load_for_bulk
     from regard.cli.progress import progress
     from regard.text.lines import one_line
 

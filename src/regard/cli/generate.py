@@ -118,9 +118,9 @@ def generate(
     device
         Where to compute: cpu, cuda, cuda:1, ... Default: a GPU if there is one.
     """
-    from regard.cli.bulk import side_by_side
     from regard.cli.inputs import inputs
     from regard.cli.lines import given_text, line_writer
+    from regard.cli.loading import side_by_side
     from regard.pipelines.generator import TextGenerator
 
     given = {

@@ -47,8 +47,8 @@ def score(
     """
     if batch_tokens < 1:
         raise UserError(f"--batch-tokens {batch_tokens}: should be 1 or more")
-    from regard.cli.bulk import load_for_bulk
     from regard.cli.lines import line_writer
+    from regard.cli.loading import load_for_bulk
     from regard.evaluation.scoring import Total
     from regard.text.lines import read_pairs
 

@@ -182,7 +182,7 @@ def _write(
     make: Callable[[Translator, Iterable[T]], Iterator[Outcome]],
 ) -> None:
     """Make a pair of each line, from where an earlier sitting of the same job stopped."""
-    from regard.cli.bulk import load_for_bulk
+    from regard.cli.loading import load_for_bulk
     from regard.data.growing import growing_pairs
     from regard.pipelines.directory import fingerprint
     from regard.search.engine import WINDOW

@@ -135,10 +135,10 @@ def translate(
     restart
         From --input to --output: begin anew, instead of going on with what an interrupted command has done.
     """
-    from regard.cli.bulk import load_for_bulk
     from regard.cli.inputs import inputs
     from regard.cli.journaled import circumstances, executor_of, journaled
     from regard.cli.lines import line_writer
+    from regard.cli.loading import load_for_bulk
     from regard.evaluation.alignment import with_alignments
     from regard.pipelines.directory import fingerprint
     from regard.pipelines.journal import Answer, draft_of
