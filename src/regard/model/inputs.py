@@ -125,4 +125,7 @@ Reader = Embedding | Patches | Frames
 
 def embedding_matrix(vocabulary: int, d_model: int) -> nn.Parameter:
     """Normal with variance 1 / d_model: unit variance after the factor sqrt(d_model), and as an output matrix too."""
-    return nn.Parameter(torch.randn(vocabulary, d_model) * d_model**-0.5)
+    weight_VD = torch.empty(vocabulary, d_model)
+    if not weight_VD.is_meta:  # where numbers would only load torch's compiler, which takes a second and a half
+        weight_VD.normal_().mul_(d_model**-0.5)
+    return nn.Parameter(weight_VD)

@@ -129,6 +129,8 @@ class SinusoidalPositions(Positions):
         return x_BTD + _rows(self.table_TD, places)
 
     def _table(self) -> Tensor:
+        if torch.empty(0).is_meta:  # a model without memory needs no numbers, which would load torch's compiler
+            return torch.empty(self.reach, self.settings.d_model)
         return sinusoids(self.reach, self.settings.d_model, self.settings.sinusoids)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SinusoidalPositions:
