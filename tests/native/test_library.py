@@ -1,0 +1,48 @@
+"""Libraries for other kinds of CPU compute what this one's does; none is missing where it can be built."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.model.settings import ModelSettings
+from regard.model.transformer import EncoderDecoder
+from regard.native import decoder, library
+
+
+def built(kind: str) -> Path | None:
+    folder = Path(library.__file__).parent
+    return next((path for suffix in EXTENSION_SUFFIXES if (path := folder / (kind + suffix)).exists()), None)
+
+
+def test_where_there_is_a_compiler_there_is_a_library():
+    """A build that fails is no error, so that it would go unnoticed here, and with it all tests that need it."""
+    if sys.platform == "linux" and shutil.which("g++"):
+        assert library.library() is not None
+        assert built("_plain") is not None
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("feed_forward", ["relu", "swiglu", "gelu"])
+def test_all_kinds_give_the_same(monkeypatch: pytest.MonkeyPatch, precision, feed_forward):
+    torch.manual_seed(0)
+    settings = ModelSettings(
+        d_model=40, d_ff=72, heads=2, encoder_layers=1, decoder_layers=1, feed_forward=feed_forward
+    )
+    model = EncoderDecoder(settings, 70, 70).eval()
+    paths = [path for kind in library.KINDS if (path := built(kind)) is not None]
+    logits = []
+    for loaded in filter(None, map(library._load, paths)):
+        monkeypatch.setattr(decoder, "library", lambda loaded=loaded: loaded)
+        each = decoder.NativeDecoder(decoder.PackedModel(model, precision))
+        each.read([[5, 6, 7], list(range(30))])
+        each.step(torch.tensor([1, 2]))
+        logits.append(each.step(torch.tensor([3, 4])))
+    for other in logits[1:]:
+        # One rounding of a row to bytes may fall the other way.
+        torch.testing.assert_close(other, logits[0], atol=1e-4 if precision == "float32" else 0.03, rtol=1e-3)
