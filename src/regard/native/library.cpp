@@ -75,8 +75,10 @@ void regard_model_free(void* model) { delete static_cast<std::shared_ptr<const r
 
 intptr_t regard_session(void* model) {
     return guarded([&] {
-        return reinterpret_cast<intptr_t>(
-            new regard::Session(*static_cast<std::shared_ptr<const regard::Model>*>(model)));
+        auto shared = *static_cast<std::shared_ptr<const regard::Model>*>(model);
+        regard::Session* session = shared->settings.eight_bits ? static_cast<regard::Session*>(
+                                       new regard::Keeping<regard::brief>(shared)) : new regard::Keeping<float>(shared);
+        return reinterpret_cast<intptr_t>(session);
     });
 }
 

@@ -19,6 +19,36 @@ typedef float loose_floats __attribute__((vector_size(64), aligned(4), may_alias
 
 inline floats load(const float* from) { return *reinterpret_cast<const loose_floats*>(from); }
 inline void store(float* to, floats values) { *reinterpret_cast<loose_floats*>(to) = values; }
+
+// bfloat16: a float32 without the lower half of its digits, for what is read more often than computed with.
+typedef uint16_t brief;
+typedef uint16_t briefs __attribute__((vector_size(32)));
+typedef uint16_t loose_briefs __attribute__((vector_size(32), aligned(2), may_alias));
+typedef uint32_t words __attribute__((vector_size(64)));
+
+inline floats load(const brief* from) {
+#if defined(__AVX512F__)  // in one instruction, which the compiler does not find
+    return (floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16);
+#else
+    return (floats)(__builtin_convertvector((briefs) * reinterpret_cast<const loose_briefs*>(from), words) << 16);
+#endif
+}
+
+// A number to be kept, rounded to the nearest, of two equally near to the even one.
+inline void keep(float value, float* to) { *to = value; }
+inline void keep(float value, brief* to) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    *to = brief((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+inline float plain(float value) { return value; }
+inline float plain(brief value) {
+    uint32_t bits = uint32_t(value) << 16;
+    float number;
+    std::memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
 inline floats all(float value) { return floats{} + value; }
 inline floats larger(floats a, floats b) { return a > b ? a : b; }
 inline floats smaller(floats a, floats b) { return a < b ? a : b; }
@@ -48,10 +78,17 @@ inline float largest(floats values) {
 #endif
 }
 
+// Ask for memory that will be read soon.
+template <typename T>
+inline void fetch(const T* from, int64_t count) {
+    for (int64_t i = 0; i < count; i += 64 / sizeof(T)) __builtin_prefetch(from + i);
+}
+
 // The first `count` of sixteen numbers; `rest` in place of the others.
-inline floats load_some(const float* from, int count, float rest) {
+template <typename T>
+inline floats load_some(const T* from, int count, float rest) {
     float parts[LANES];
-    for (int i = 0; i < LANES; i++) parts[i] = i < count ? from[i] : rest;
+    for (int i = 0; i < LANES; i++) parts[i] = i < count ? plain(from[i]) : rest;
     return load(parts);
 }
 
@@ -99,7 +136,8 @@ inline floats error_function(floats x) {
     return x < floats{} ? -value : value;
 }
 
-inline float dot(const float* a, const float* b, int width) {
+template <typename T>
+inline float dot(const float* a, const T* b, int width) {
     floats total{};
     int i = 0;
     for (; i + LANES <= width; i += LANES) total += load(a + i) * load(b + i);
@@ -108,16 +146,17 @@ inline float dot(const float* a, const float* b, int width) {
 }
 
 // The products of `a` with four others, whose sums are made together.
-inline void four_dots(const float* a, const float* const (&others)[4], int width, float* to) {
+template <typename T>
+inline void four_dots(const float* a, const T* const (&others)[4], int width, float* to) {
 #if defined(__AVX512F__)
     if (width % LANES == 0) {
         __m512 w{}, x{}, y{}, z{};
         for (int i = 0; i < width; i += LANES) {
             __m512 part = _mm512_loadu_ps(a + i);
-            w = _mm512_fmadd_ps(part, _mm512_loadu_ps(others[0] + i), w);
-            x = _mm512_fmadd_ps(part, _mm512_loadu_ps(others[1] + i), x);
-            y = _mm512_fmadd_ps(part, _mm512_loadu_ps(others[2] + i), y);
-            z = _mm512_fmadd_ps(part, _mm512_loadu_ps(others[3] + i), z);
+            w = _mm512_fmadd_ps(part, (__m512)load(others[0] + i), w);
+            x = _mm512_fmadd_ps(part, (__m512)load(others[1] + i), x);
+            y = _mm512_fmadd_ps(part, (__m512)load(others[2] + i), y);
+            z = _mm512_fmadd_ps(part, (__m512)load(others[3] + i), z);
         }
         __m512 wx = _mm512_add_ps(_mm512_unpacklo_ps(w, x), _mm512_unpackhi_ps(w, x));
         __m512 yz = _mm512_add_ps(_mm512_unpacklo_ps(y, z), _mm512_unpackhi_ps(y, z));
@@ -131,10 +170,11 @@ inline void four_dots(const float* a, const float* const (&others)[4], int width
 }
 
 // y += weight * x
-inline void add_scaled(float* y, const float* x, float weight, int width) {
+template <typename T>
+inline void add_scaled(float* y, const T* x, float weight, int width) {
     int i = 0;
     for (; i + LANES <= width; i += LANES) store(y + i, load(y + i) + weight * load(x + i));
-    for (; i < width; i++) y[i] += weight * x[i];
+    for (; i < width; i++) y[i] += weight * plain(x[i]);
 }
 
 }  // namespace regard
