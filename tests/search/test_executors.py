@@ -46,7 +46,13 @@ def assert_alike(found: list[Translation], expected: list[Translation]) -> None:
 
 @native
 @pytest.mark.parametrize(
-    "options", [{"beam": 1}, {"beam": 4, "nbest": 4}, {"beam": 3, "no_repeat": 2, "min_tokens": 3}]
+    "options",
+    [
+        {"beam": 1},
+        {"beam": 4, "nbest": 4},
+        {"beam": 3, "no_repeat": 2, "min_tokens": 3},
+        {"beam": 4, "no_repeat": 1, "nbest": 4, "min_ratio": 1.0},
+    ],
 )
 def test_translations_are_the_same(build_model: Build, tokenizers: TokenizerPair, options: dict[str, int]):
     model = build_model(norm_placement="pre")

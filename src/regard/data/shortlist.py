@@ -57,7 +57,9 @@ class Shortlist:
         """The target ids that a source may be translated with, ascending, each once."""
         offsets = self.offsets
         lists = [self.ids[offsets[number] : offsets[number + 1]] for number in dict.fromkeys(source_ids)]
-        return np.unique(np.concatenate([self.always, *lists]))
+        found = np.concatenate([self.always, *lists])
+        found.sort()  # and not np.unique, which takes thrice as long for so few
+        return found[np.diff(found, prepend=-1) > 0]
 
     def save(self, path: Path, tokenizers: TokenizerPair) -> None:
         """Write the arrays as safetensors, with the fingerprint of the tokenizers that the ids are of."""

@@ -15,8 +15,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from regard.errors import JobError
 from regard.search.decoder import Chooser, Decoder
-from regard.search.processors import NEVER, NOTHING, Ban, Processor
+from regard.search.processors import NEVER, NOTHING, Ban, Processor, Rule
 from regard.search.ranking import largest
+
+NONE = np.empty(0, dtype=np.int64)
 
 
 class Choices:
@@ -26,7 +28,8 @@ class Choices:
         self.decoder, self.processors, self.device = decoder, processors, device
         self._chooser: Chooser | None = None
         bans = [processor for processor in processors if isinstance(processor, Ban)]
-        if isinstance(decoder, Chooser) and len(bans) == len(processors):
+        self._rules = [processor for processor in processors if isinstance(processor, Rule)]
+        if isinstance(decoder, Chooser) and len(bans) + len(self._rules) == len(processors):
             self._chooser = decoder
             self._allowed_V = np.zeros(decoder.vocabulary, dtype=np.float32)
             for ban in bans:
@@ -48,7 +51,7 @@ class Choices:
         """
         if self._chooser is not None and not further:
             self._chooser.advance(tokens_RT[:, -1], wanted_R)
-            values_RC, tokens_RC = self._chooser.candidates(min(count, len(self._allowed_V)), self._allowed_V)
+            values_RC, tokens_RC = self._chosen(tokens_RT, sources_R, count)
         else:
             values_RC, tokens_RC = self._scored(tokens_RT, sources_R, count, further)
         if np.isnan(values_RC[:, 0]).any():
@@ -60,6 +63,23 @@ class Choices:
         if len(rows_R) or self._chooser is not None:
             sources = None if sources_N is None else torch.from_numpy(sources_N).to(self.device)
             self.decoder.reorder(torch.from_numpy(rows_R).to(self.device), sources)
+
+    def _chosen(
+        self, tokens_RT: Int[np.ndarray, "R T"], sources_R: Int[np.ndarray, " R"], count: int
+    ) -> tuple[Float[np.ndarray, "R C"], Int[np.ndarray, "R C"]]:
+        """As many more are asked for as rules may forbid of them."""
+        assert self._chooser is not None
+        said, of_R = torch.from_numpy(tokens_RT), torch.from_numpy(sources_R)
+        pairs = [[each.numpy() for each in rule.forbidden(said, of_R)] for rule in self._rules]
+        rows, tokens = (np.concatenate(each) for each in zip(*pairs, strict=True)) if pairs else (NONE, NONE)
+        more = int(np.bincount(rows).max(initial=0))
+        values_RC, tokens_RC = self._chooser.candidates(min(count + more, len(self._allowed_V)), self._allowed_V)
+        if more == 0 or np.isnan(values_RC[:, 0]).any():
+            return values_RC, tokens_RC
+        pair_index, places = (tokens_RC[rows] == tokens[:, None]).nonzero()
+        values_RC[rows[pair_index], places] = NEVER
+        order_RC = np.argsort(-values_RC, axis=1, kind="stable")[:, :count]
+        return np.take_along_axis(values_RC, order_RC, axis=1), np.take_along_axis(tokens_RC, order_RC, axis=1)
 
     def _scored(
         self,

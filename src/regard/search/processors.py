@@ -5,6 +5,7 @@ Shapes: R rows of a search, T tokens so far, V vocabulary.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
@@ -55,12 +56,16 @@ class Ban:
         return scores_RV.index_fill_(1, self.ids, NEVER)
 
 
-class MinimumLength:
-    """Forbids the end before an output has `tokens` tokens, or those of its source; `prompt` columns come before it."""
+Pairs = tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"]]
+"""Rows and tokens, pair by pair."""
 
-    def __init__(self, end: int, tokens: int | Sequence[int], prompt: int) -> None:
-        self._end, self._prompt = end, prompt
-        self._tokens = torch.tensor(tokens)
+
+class Rule(ABC):
+    """Forbids a few tokens, as what a row has said asks for; no score is needed to know them."""
+
+    @abstractmethod
+    def forbidden(self, tokens_RT: Int[Tensor, "R T"], sources_R: Int[Tensor, " R"]) -> Pairs:
+        """The tokens that must not come next, each with its row."""
 
     def __call__(
         self,
@@ -68,10 +73,23 @@ class MinimumLength:
         tokens_RT: Int[Tensor, "R T"],
         sources_R: Int[Tensor, " R"],
     ) -> Float[Tensor, "R V"]:
-        tokens = self._tokens.to(scores_RV.device)
-        short_R = tokens_RT.shape[1] - self._prompt < (tokens[sources_R] if tokens.dim() else tokens)
-        scores_RV[:, self._end].masked_fill_(short_R, NEVER)
+        scores_RV[self.forbidden(tokens_RT, sources_R)] = NEVER
         return scores_RV
+
+
+class MinimumLength(Rule):
+    """Forbids the end before an output has `tokens` tokens, or those of its source; `prompt` columns come before it."""
+
+    def __init__(self, end: int, tokens: int | Sequence[int], prompt: int) -> None:
+        self._end, self._prompt = end, prompt
+        self._tokens = torch.tensor(tokens)
+
+    def forbidden(self, tokens_RT: Int[Tensor, "R T"], sources_R: Int[Tensor, " R"]) -> Pairs:
+        tokens = self._tokens.to(sources_R.device)
+        said = tokens_RT.shape[1] - self._prompt
+        short_R = said < (tokens[sources_R] if tokens.dim() else tokens.expand(len(sources_R)))
+        (rows,) = short_R.nonzero(as_tuple=True)
+        return rows, torch.full_like(rows, self._end)
 
 
 class RepetitionPenalty:
@@ -97,24 +115,19 @@ class RepetitionPenalty:
         return torch.where(occurred_RV, penalised_RV, scores_RV)
 
 
-class NoRepeat:
+class NoRepeat(Rule):
     """Forbids a token that would make the last `size` tokens of a row occur twice in it (Paulus et al. 2017)."""
 
     def __init__(self, size: int) -> None:
         self._size = size
 
-    def __call__(
-        self,
-        scores_RV: Float[Tensor, "R V"],
-        tokens_RT: Int[Tensor, "R T"],
-        sources_R: Int[Tensor, " R"],
-    ) -> Float[Tensor, "R V"]:
+    def forbidden(self, tokens_RT: Int[Tensor, "R T"], sources_R: Int[Tensor, " R"]) -> Pairs:
         length = tokens_RT.shape[1]
         if length < self._size:
-            return scores_RV
+            nothing = sources_R.new_empty(0)
+            return nothing, nothing
         runs_RNn = tokens_RT.unfold(1, self._size, 1)
         latest_Rm = tokens_RT[:, length - self._size + 1 :]
         again_RN = (runs_RNn[:, :, :-1] == latest_Rm[:, None]).all(dim=2) & (runs_RNn != NOTHING).all(dim=2)
         rows, places = again_RN.nonzero(as_tuple=True)
-        scores_RV[rows, runs_RNn[rows, places, -1]] = NEVER
-        return scores_RV
+        return rows, runs_RNn[rows, places, -1]

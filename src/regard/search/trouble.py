@@ -214,6 +214,9 @@ def has_words(source: str) -> bool:
 
 def copies(source: str, output: str) -> bool:
     """Whether an output is its source, but for case, marks and spaces, and says something that has to be translated."""
+    first, same = _WORD.search(source), _WORD.search(output)
+    if first is None or same is None or first[0].casefold() != same[0].casefold():  # most often, at little cost
+        return False
     prose = [word for word in _WORD.findall(_NAMED.sub(" ", source)) if not word[0].isupper()]
     return len(prose) >= PROSE and _words(source) == _words(output)
 
