@@ -13,18 +13,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from regard.data.dataset import PairDataset
 from regard.data.lexicon import Lexicon, learn_lexicon
 from regard.errors import UserError
 from regard.text.lines import atomic_write
 from regard.text.tokenizer import TokenizerPair
+
+if TYPE_CHECKING:
+    from regard.data.dataset import PairDataset  # reads Arrow files, which whoever only uses a list has no need of
 
 SHORTLIST = "shortlist.safetensors"
 FORMAT = "regard.shortlist"

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from regard.errors import UserError
-from regard.pipelines.classifier import Classifier
-from regard.pipelines.directory import Pipeline, choose_device, read_directory, write_directory
-from regard.pipelines.filler import MaskFiller
-from regard.pipelines.generator import TextGenerator
-from regard.pipelines.images import ImageClassifier
-from regard.pipelines.transcriber import Transcriber
-from regard.pipelines.translator import Translator
-from regard.search.requests import Request
-from regard.search.settings import SamplingSettings
+if TYPE_CHECKING:
+    from regard.pipelines.classifier import Classifier
+    from regard.pipelines.directory import Pipeline, choose_device, write_directory
+    from regard.pipelines.filler import MaskFiller
+    from regard.pipelines.generator import TextGenerator
+    from regard.pipelines.images import ImageClassifier
+    from regard.pipelines.kinds import load
+    from regard.pipelines.transcriber import Transcriber
+    from regard.pipelines.translator import Translator
+    from regard.search.requests import Request
+    from regard.search.settings import SamplingSettings
 
 __all__ = [
     "Classifier",
@@ -33,32 +32,24 @@ __all__ = [
     "write_directory",
 ]
 
-PIPELINES: tuple[type[Pipeline], ...] = (
-    Translator,
-    TextGenerator,
-    MaskFiller,
-    Classifier,
-    ImageClassifier,
-    Transcriber,
-)
+_MODULES = {
+    "Classifier": "regard.pipelines.classifier",
+    "ImageClassifier": "regard.pipelines.images",
+    "MaskFiller": "regard.pipelines.filler",
+    "Pipeline": "regard.pipelines.directory",
+    "Request": "regard.search.requests",
+    "SamplingSettings": "regard.search.settings",
+    "TextGenerator": "regard.pipelines.generator",
+    "Transcriber": "regard.pipelines.transcriber",
+    "Translator": "regard.pipelines.translator",
+    "choose_device": "regard.pipelines.directory",
+    "load": "regard.pipelines.kinds",
+    "write_directory": "regard.pipelines.directory",
+}
 
 
-def load(path: str | Path, device: str | torch.device | None = None, workers: int = 1) -> Any:
-    """Read a model directory, or that of a training run, as the pipeline for its kind of model.
-
-    That is a `Translator` for an encoder-decoder and a `TextGenerator` for a decoder. `Translator.load(path)` does the
-    same for that kind only, which type checkers understand. Without `device`, the model goes to a GPU if there is one.
-
-    `workers` batches are worked on at once. On a CPU, as many as there are cores beside `torch.set_num_threads(1)` is
-    the fastest choice for many texts.
-
-    Raises:
-        UserError: the directory does not exist, or something in it is missing or damaged.
-    """
-    directory = read_directory(Path(path), device)
-    by_kind = {kind: pipeline for pipeline in PIPELINES for kind in pipeline.kinds}
-    if directory.kind not in by_kind:
-        raise UserError(f"{path}: holds a model of the kind {directory.kind}, which has no answer to a text")
-    pipeline = by_kind[directory.kind].of(directory)
-    pipeline.workers = workers
-    return pipeline
+def __getattr__(name: str) -> Any:
+    """Import what a name stands for when it is used: whoever translates needs nothing of what classifies."""
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
+    raise AttributeError(f"module 'regard.pipelines' has no attribute {name!r}")
