@@ -2,9 +2,9 @@
 
     python benchmarks/features.py --model DIR --source FILE --reference FILE [--sentences 300] [--rounds 3]
 
-Wishes come from the references: an output begins with the first two words of its reference (`prefix`), holds its longest
-word, or that or another one; what is forbidden is the longest word of the plain output. An ensemble is the model twice.
-The last column counts texts whose first output is not that of plain beam search.
+Wishes come from the references: an output begins with the first two words of its reference, holds its longest word, or
+that or another one; what is forbidden is the longest word of the plain output. An ensemble is the model twice. The last
+column counts texts whose first output is not that of plain beam search.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -64,7 +65,7 @@ def ways(translator: Translator, sources: list[str], references: list[str], beam
     def draw(n: int = 1, mbr: str | None = None, **sampling: float) -> Run:
         return search(sampling=SamplingSettings(seed=1, n=n, **sampling), mbr=mbr)
 
-    def using(**changes: object) -> Run:
+    def using(**changes: Any) -> Run:
         return search(by=copy.copy(translator).use(**changes))
 
     plain = translator.translate(sources, beam=beam)
