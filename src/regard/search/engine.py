@@ -46,6 +46,10 @@ WINDOW = 1024
 JOIN = 8
 """Sources wait until this share (one in so many) of the places is free."""
 
+PLACES = 64
+"""Sources searched at once where they may join: with more, products are no faster, and what is kept of a small model's
+sources leaves the processor's cache."""
+
 
 @dataclass(frozen=True)
 class Candidate(Hypothesis):
@@ -219,7 +223,7 @@ class _Engine:
         """Sources to join those that are searched: some at a time, since an encoder is faster on many."""
         taken: list[tuple[int, _Source]] = []
         try:
-            room = max(1, self.budget // (1 + len(waiting[0][1].ids)))
+            room = max(1, min(PLACES, self.budget // (1 + len(waiting[0][1].ids))))
             while room - busy >= max(1, room // JOIN) and len(taken) < room - busy:
                 taken.append(waiting.popleft())
         except IndexError:  # nothing waits any more: other threads take from it too
