@@ -109,7 +109,7 @@ class Translator(Pipeline):
         """
         if self.others:
             each = [fastest(member.model, executor, precision, invariant=invariant) for member in self._members]
-            self._chosen = Ensemble([chosen for chosen, _ in each]), each[0][1]
+            self._chosen = Ensemble([chosen for chosen, _ in each], alone=invariant), each[0][1]
         else:
             listed = self.shortlist if shortlist else None
             self._chosen = fastest(self.model, executor, precision, listed, invariant)

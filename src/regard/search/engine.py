@@ -10,7 +10,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from math import ceil, exp
 from random import Random
 
@@ -341,8 +341,12 @@ class _Engine:
     ) -> list[list[Hypothesis]]:
         """The same with the coverage penalty in their scores."""
         pairs = [(source.ids, each.ids) for source, several in zip(sources, found, strict=True) for each in several]
-        costs = [max(len(source), len(output)) + 2 for source, output in pairs]
-        planned = list(batches(costs, self.settings.batch_tokens))
+        if self.executor.alone or self.executor.joins:  # nobody else's outputs may change a bit
+            numbers = iter(range(len(pairs)))
+            planned = [list(islice(numbers, len(several))) for several in found]
+        else:
+            costs = [max(len(source), len(output)) + 2 for source, output in pairs]
+            planned = list(batches(costs, self.settings.batch_tokens))
         reader = CoverageReader(self.readers, self.tokenizers)
 
         def read(batch: list[int]) -> list[float]:

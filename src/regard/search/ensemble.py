@@ -31,10 +31,11 @@ class Ensemble:
 
     joins = False
 
-    def __init__(self, executors: Sequence[Executor]) -> None:
+    def __init__(self, executors: Sequence[Executor], alone: bool = False) -> None:
+        """`alone` as of an executor: their mean is PyTorch's, which rounds a row by where it stands among others."""
         self.executors = list(executors)
         self.device = executors[0].device
-        self.alone = any(each.alone for each in executors)
+        self.alone = alone or any(each.alone for each in executors)
         self.about = f"the mean of {len(executors)} models ({'; '.join(each.about for each in executors)})"
         self.settings = _Reach(
             min(each.settings.max_length for each in executors), min(each.settings.source_reach for each in executors)
