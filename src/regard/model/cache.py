@@ -1,18 +1,22 @@
 """Keys and values of earlier positions, kept so that a decoding step computes its own position only.
 
 A cache is an argument: nothing is stored on a module, so one model serves any number of searches at once.
-Shapes: B batch (rows of a search), G key and value heads, S key positions, E width of a head, N tokens held.
+Shapes: B batch (rows of a search), G key and value heads, S key positions, E width of a head, N tokens held. In a
+static cache: L layers, B sources, R rows of all of them, S positions of a source, C tokens that there is room for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, cat
 
 from regard.model.places import Places, places, run
+from regard.model.settings import ModelSettings
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,127 @@ class Cache:
             if layer.keys_BGSE is not None and layer.values_BGSE is not None:
                 layer.keys_BGSE = layer.keys_BGSE[:, :, :length]
                 layer.values_BGSE = layer.values_BGSE[:, :, :length]
+
+
+class Held(NamedTuple):
+    """What a cache holds, each of a tensor for all layers, so that to choose among rows takes four kernels in all."""
+
+    keys_LRGCE: Float[Tensor, "L R G C E"]
+    values_LRGCE: Float[Tensor, "L R G C Ev"]
+    memory_keys_LBGSE: Float[Tensor, "L B G S E"]
+    memory_values_LBGSE: Float[Tensor, "L B G S Ev"]
+    real_BS: Bool[Tensor, "B S"]
+    """False at the padding of a source. Values there are zero, so that the first position of an empty source may pass
+    for real, and no query has nothing to attend to."""
+
+    @classmethod
+    def by(cls, layers: Sequence[LayerCache], real_BS: Bool[Tensor, "B S"]) -> Held:
+        """A copy of what some layers hold that have decoded something."""
+        own, memories = [], []
+        for layer in layers:
+            assert layer.keys_BGSE is not None
+            assert layer.values_BGSE is not None
+            assert layer.memory is not None
+            own.append((layer.keys_BGSE, layer.values_BGSE))
+            memories.append(layer.memory)
+        keys, values = (torch.stack(each) for each in zip(*own, strict=True))
+        memory_keys, memory_values = (torch.stack(each) for each in zip(*memories, strict=True))
+        return cls(keys, values, memory_keys, memory_values.masked_fill_(~real_BS[:, None, :, None], 0.0), real_BS)
+
+
+class StaticCache:
+    """A cache whose tensors never move nor grow, so that each step is the same kernels over the same memory.
+
+    How many tokens it holds is a tensor too: nothing in a step depends on what the host knows, and a CUDA graph can
+    repeat it. There are places for `width` rows of each of `sources` sources; all rows hold equally many tokens. Places
+    that nobody uses are computed like the others.
+    """
+
+    def __init__(
+        self, settings: ModelSettings, sources: int, width: int, source_length: int, capacity: int, like: Tensor
+    ) -> None:
+        """Room for so many tokens of each row, and for sources of this length; dtype and device are those of `like`."""
+        self.sources, self.width = sources, width
+        layers, heads = settings.decoder_layers, settings.key_heads
+        d_k, d_v = settings.key_width, settings.value_width
+        self.held = Held(
+            like.new_empty(layers, sources * width, heads, capacity, d_k),
+            like.new_empty(layers, sources * width, heads, capacity, d_v),
+            like.new_empty(layers, sources, heads, source_length, d_k),
+            like.new_empty(layers, sources, heads, source_length, d_v),
+            like.new_empty(sources, source_length, dtype=torch.bool),
+        )
+        self.count_1 = like.new_empty(1, dtype=torch.long)
+        self.layers = [StaticLayer(*layer) for layer in zip(*self.held[:4], strict=True)]
+        self._keys = replace(run(0, capacity, like.device), start=None)
+        self.clear()
+
+    def extend(
+        self,
+        shape: tuple[int, int],
+        real: Bool[Tensor, "B N"] | None = None,
+        prefix: Bool[Tensor, "B N"] | None = None,
+        device: torch.device | None = None,
+    ) -> tuple[Places, Places]:
+        """As `Cache.extend`, of tokens that are all real. The caller knows that there is room."""
+        assert real is None
+        assert prefix is None
+        at_T = self.count_1 + torch.arange(shape[1], device=device)
+        self.count_1 += shape[1]
+        for layer in self.layers:
+            layer.at_T = at_T
+        return Places(at_T[None], end=len(self._keys)), self._keys
+
+    def take(
+        self, held: Held, rows_R: Int[Tensor, " R"], sources_N: Int[Tensor, " N"] | None, sources: int, count: int
+    ) -> None:
+        """Hold the first `count` tokens of these rows: equally many rows, side by side, for each of so many sources.
+
+        `held` may be this cache's own: everything is read before it is written. `sources_N` names the sources; without
+        it, they stay as they are.
+        """
+        width = len(rows_R) // sources
+        for mine, theirs in zip(self.held[:2], held[:2], strict=True):
+            places = mine.unflatten(1, (self.sources, self.width))[:, :sources, :width, :, :count]
+            places.copy_(theirs[:, :, :, :count].index_select(1, rows_R).unflatten(1, (sources, width)))
+        if sources_N is not None:
+            length = held.real_BS.shape[1]
+            for mine, theirs in zip(self.held[2:4], held[2:4], strict=True):
+                mine[:, :sources, :, :length] = theirs.index_select(1, sources_N)
+            self.held.real_BS[:sources, :length] = held.real_BS.index_select(0, sources_N)
+            self.held.real_BS[:, 0] = True
+        self.count_1.fill_(count)
+
+    def clear(self) -> None:
+        """Forget all, even what is not finite."""
+        for tensor in (*self.held, self.count_1):
+            tensor.zero_()
+        self.held.real_BS[:, 0] = True
+
+
+class StaticLayer(LayerCache):
+    """One layer of a static cache."""
+
+    def __init__(
+        self,
+        keys_RGCE: Float[Tensor, "R G C E"],
+        values_RGCE: Float[Tensor, "R G C Ev"],
+        *memory: Float[Tensor, "B G S _"],
+    ) -> None:
+        super().__init__()
+        self._keys_RGCE, self._values_RGCE = keys_RGCE, values_RGCE
+        self.memory = memory[0], memory[1]
+        self.at_T: Tensor = torch.empty(0)
+        """Where the next tokens go."""
+
+    def append(
+        self, keys_BGTE: Float[Tensor, "B G T E"], values_BGTE: Float[Tensor, "B G T Ev"]
+    ) -> tuple[Float[Tensor, "B G S E"], Float[Tensor, "B G S Ev"]]:
+        """Write keys and values of new positions to their places; return all places, what is beyond them too."""
+        return (
+            self._keys_RGCE.index_copy_(2, self.at_T, keys_BGTE),
+            self._values_RGCE.index_copy_(2, self.at_T, values_BGTE),
+        )
 
 
 def _or_else(values: Tensor | None, default: bool, rows: int, count: int, device: torch.device | None) -> Tensor:

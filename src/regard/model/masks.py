@@ -28,8 +28,10 @@ class Mask:
     is_causal = False
     """Exactly the square causal mask, which fused attention knows without reading it."""
 
-    def __init__(self, allowed_BHTS: Bool[Tensor, "B H T S"]) -> None:
+    def __init__(self, allowed_BHTS: Bool[Tensor, "B H T S"], *, never_empty: bool = False) -> None:
+        """`never_empty`: every query may attend to something, as is known without looking."""
         self._given_BHTS = allowed_BHTS
+        self.never_empty = never_empty
 
     @property
     def allowed_BHTS(self) -> Bool[Tensor, "B H T S"]:
@@ -53,8 +55,11 @@ class Mask:
 
     @cached_property
     def empty_BHT1(self) -> Bool[Tensor, "B H T 1"] | None:
-        """The queries that may attend to nothing, or None when there are none."""
-        if self.is_causal:
+        """The queries that may attend to nothing, or None when there are none.
+
+        To look for them makes the host wait for a GPU.
+        """
+        if self.never_empty:
             return None
         empty_BHT1 = ~self.allowed_BHTS.any(dim=-1, keepdim=True)
         return empty_BHT1 if bool(empty_BHT1.any()) else None
@@ -75,9 +80,11 @@ class Mask:
 class PlaceMask(Mask):
     """A mask by rule, whose values are made where they are asked for."""
 
-    def __init__(self, rule: Rule, queries: Places, keys: Places, is_causal: bool = False) -> None:
+    def __init__(
+        self, rule: Rule, queries: Places, keys: Places, is_causal: bool = False, *, never_empty: bool = False
+    ) -> None:
         self.rule, self.queries, self.keys = rule, queries, keys
-        self.is_causal = is_causal
+        self.is_causal, self.never_empty = is_causal, never_empty or is_causal
 
     @cached_property
     def allowed_BHTS(self) -> Bool[Tensor, "B H T S"]:
@@ -87,7 +94,7 @@ class PlaceMask(Mask):
         return allowed.expand(*allowed.shape[:2], len(self.queries), len(self.keys))
 
     def rows(self, start: int, stop: int) -> Mask:
-        return PlaceMask(self.rule, self.queries.rows(start, stop), self.keys)
+        return PlaceMask(self.rule, self.queries.rows(start, stop), self.keys, never_empty=self.never_empty)
 
 
 def every(*rules: Rule) -> Rule:
@@ -164,7 +171,9 @@ def self_attention_mask(
     if keys.real is not None:
         rules.append(is_real)
     whole = rules == [not_later] and queries.start is not None and queries.start == keys.start
-    return PlaceMask(every(*rules), queries, keys, is_causal=whole and len(queries) == len(keys))
+    square = whole and len(queries) == len(keys)
+    # Each rule lets a token see itself.
+    return PlaceMask(every(*rules), queries, keys, is_causal=square, never_empty=keys.real is None)
 
 
 def padding(keys_BS: Bool[Tensor, "B S"]) -> Mask | None:

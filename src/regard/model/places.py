@@ -27,15 +27,24 @@ class Places:
     """The number of the text that a token belongs to, where a row holds several: int."""
     prefix: Tensor | None = None
     """Whether a token is of the part that is seen from everywhere, also from before."""
+    end: int | None = None
+    """No position is at or beyond this one, where that is known without looking at them."""
 
     def __len__(self) -> int:
         return self.position.shape[-1]
+
+    @property
+    def stop(self) -> int:
+        """A position that all of these come before; to look for it makes the host wait for a GPU."""
+        if self.start is not None:
+            return self.start + len(self)
+        return int(self.position.max()) + 1 if self.end is None else self.end
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Places:
         """The places with `function` applied to each tensor."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         changed = {name: function(value) for name, value in values.items() if isinstance(value, Tensor)}
-        return replace(self, start=None, **changed)
+        return replace(self, start=None, end=None, **changed)
 
     def at(self, row: Tensor, index: Tensor) -> Places:
         """The place of one token: for functions that are compiled into a kernel."""

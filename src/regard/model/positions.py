@@ -135,7 +135,7 @@ class SinusoidalPositions(Positions):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SinusoidalPositions:
         """Follow the model's device and dtype, but from the exact table: never through a lower precision and back."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        nn.Module._apply(self, fn, recurse)
         if not self.table_TD.is_meta:
             self.table_TD = self._table().to(self.table_TD)
         return self
@@ -162,7 +162,8 @@ class RotaryPositions(Positions):
     def __init__(self, settings: ModelSettings, *, causal: bool = False, length: int | None = None) -> None:
         super().__init__(settings, causal=causal, length=length)
         self.layout = settings.rotary.layout
-        self.frequencies_R, self.factor = rotary.frequencies(settings.rotary, settings.rotary_width)
+        self.exact_R, self.factor = rotary.frequencies(settings.rotary, settings.rotary_width)
+        self.frequencies_R = self.exact_R
         self.in_windows: RotaryPositions | None = None
         if settings.window_rotary is not None:
             other = settings.model_copy(update={"rotary": settings.window_rotary, "window_rotary": None})
@@ -170,6 +171,11 @@ class RotaryPositions(Positions):
 
     def of(self, span: Span) -> Positions:
         return self.in_windows if span == "window" and self.in_windows is not None else self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryPositions:
+        nn.Module._apply(self, fn, recurse)
+        self.frequencies_R = rotary.wide(self.exact_R, _device(fn, self.frequencies_R))
+        return self
 
     def turn(self, places: Places) -> rotary.Turn:
         """The angles by which queries and keys at these places are turned."""
@@ -221,7 +227,13 @@ class LinearBiases(DistanceBiases):
 
     def __init__(self, settings: ModelSettings, *, causal: bool = False, length: int | None = None) -> None:
         super().__init__(settings, causal=causal, length=length)
-        self.slopes = slopes(settings.heads)
+        self.exact_slopes = slopes(settings.heads)
+        self.slopes = self.exact_slopes
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LinearBiases:
+        nn.Module._apply(self, fn, recurse)
+        self.slopes = self.exact_slopes.to(_device(fn, self.slopes))
+        return self
 
     def bias(self, distance: Int[Tensor, "*places"], head: Int[Tensor, "*heads"]) -> Float[Tensor, "*scores"]:
         return -self.slopes.to(head.device)[head] * distance.abs()
@@ -268,14 +280,22 @@ def buckets(distance: Int[Tensor, "*places"], count: int, max_distance: int, cau
     return first + torch.where(distance < single, distance, far)
 
 
+def _device(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> torch.device:
+    """Where `fn`, which changes the tensors of a module, would take this one.
+
+    What a scheme computes with goes there once: a copy in every step would make the host wait for a GPU. It does not
+    follow the model's dtype.
+    """
+    return fn(torch.empty(0, device=tensor.device)).device
+
+
 def _rows(table_TD: Tensor, places: Places) -> Tensor:
     """Rows of a table of positions; beyond its end, where slicing would quietly give fewer, `ValueError`."""
-    count = len(places)
-    last = places.start + count if places.start is not None else int(places.position.max()) + 1
-    if last > len(table_TD):
-        raise ValueError(f"{last} positions are more than the model's max_length of {len(table_TD)}")
+    stop = places.stop
+    if stop > len(table_TD):
+        raise ValueError(f"{stop} positions are more than the model's max_length of {len(table_TD)}")
     if places.start is not None:
-        return table_TD[places.start : last]
+        return table_TD[places.start : stop]
     return functional.embedding(places.position, table_TD)
 
 

@@ -46,10 +46,14 @@ def turn(frequencies_R: Float[Tensor, " R"], factor: float, position_BT: Int[Ten
 
     A lower precision cannot tell far positions apart (bfloat16: 256 from 257).
     """
-    device = position_BT.device
-    wide = torch.float32 if device.type == "mps" else torch.float64
-    phase = position_BT[:, None, :, None].to(wide) * frequencies_R.to(device, wide)
+    frequencies_R = wide(frequencies_R, position_BT.device)
+    phase = position_BT[:, None, :, None].to(frequencies_R.dtype) * frequencies_R
     return Turn((phase.cos() * factor).float(), (phase.sin() * factor).float())
+
+
+def wide(frequencies_R: Float[Tensor, " R"], device: torch.device) -> Float[Tensor, " R"]:
+    """On a device, in the most precision that it has."""
+    return frequencies_R.to(device, torch.float32 if device.type == "mps" else torch.float64)
 
 
 def frequencies(settings: RotarySettings, width: int) -> tuple[Float[Tensor, " R"], float]:

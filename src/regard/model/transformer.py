@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from regard.model.attention import MultiHeadAttention
 from regard.model.blocks import DecoderLayer, EncoderLayer
-from regard.model.cache import Bound, Cache
+from regard.model.cache import Bound, Cache, StaticCache
 from regard.model.heads import HEADS, MaskedLanguageHead
 from regard.model.inputs import INPUTS, Embedding, Reader, embedding_matrix
 from regard.model.masks import Mask, padding, self_attention_mask
@@ -88,15 +88,16 @@ class EncoderDecoder(Output):
         return Memory(self.encoder_norm(x_BSD), None if keys_BS is None else padding(keys_BS))
 
     def decode(
-        self, target_RT: Int[Tensor, "R T"], memory: Memory, cache: Cache | None = None
+        self, target_RT: Int[Tensor, "R T"], memory: Memory, cache: Cache | StaticCache | None = None
     ) -> Float[Tensor, "R T D"]:
         """Hidden states of target positions: a whole sequence, or the chunk or step that follows what `cache` holds.
 
         Padding may only stand at the end of a row: causality keeps it from the real positions.
         """
-        offset = cache.length if cache is not None else 0
-        length = target_RT.shape[1]
-        queries, keys = run(offset, length, target_RT.device), run(0, offset + length, target_RT.device)
+        if cache is not None:
+            queries, keys = cache.extend(_shape(target_RT), device=target_RT.device)
+        else:
+            queries = keys = run(0, target_RT.shape[1], target_RT.device)
         masks = stack_masks(self.settings, queries, keys, len(self.decoder), causal=True)
         relations = stack_relations(self.settings, self.target_embedding.positions, queries, keys, len(self.decoder))
         x_RTD = self.target_embedding(target_RT, queries)
