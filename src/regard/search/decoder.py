@@ -94,20 +94,20 @@ class CachedDecoder:
         if model.training:
             raise ValueError("a search needs the model in evaluation mode: call model.eval() first")
         self._model = model
-        self._memory = model.encode(source_BS, keys_BS)
-        self._cache = model.new_cache()
+        self.memory = model.encode(source_BS, keys_BS)
+        self.cache = model.new_cache()
         if forced:
             forced_T = torch.tensor(forced, device=source_BS.device)
-            model.decode(forced_T.expand(len(source_BS), -1), self._memory, self._cache)
+            model.decode(forced_T.expand(len(source_BS), -1), self.memory, self.cache)
 
     def step(self, tokens_R: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
-        hidden_R1D = self._model.decode(tokens_R[:, None], self._memory, self._cache)
+        hidden_R1D = self._model.decode(tokens_R[:, None], self.memory, self.cache)
         return self._model.logits(hidden_R1D[:, 0])
 
     def reorder(self, rows_R: Int[Tensor, " R"], sources_N: Int[Tensor, " N"] | None) -> None:
-        self._cache.reorder(rows_R, sources_N)
+        self.cache.reorder(rows_R, sources_N)
         if sources_N is not None:
-            self._memory = self._memory.select(sources_N)
+            self.memory = self.memory.select(sources_N)
 
 
 class CachedText:

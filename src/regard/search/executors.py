@@ -1,4 +1,4 @@
-"""What carries a model out in a search: PyTorch, or the compiled decoder (`regard.native`).
+"""What carries a model out in a search: PyTorch, also by CUDA graphs, or the compiled decoder (`regard.native`).
 
 All give the same translations up to rounding. `fastest` chooses, and says why.
 """
@@ -19,9 +19,19 @@ from regard.model.interface import Reach, SequenceToSequence
 from regard.model.transformer import EncoderDecoder
 from regard.native.decoder import NativeDecoder, PackedModel, Precision, obstacle
 from regard.native.library import fast_bytes, kind
+from regard.search.capture import Capture, capture_on, has_graphs
 from regard.search.decoder import CachedDecoder, Decoder
+from regard.search.static import Pool, StaticDecoder
 
-Choice = Literal["auto", "native", "torch"]
+Choice = Literal["auto", "native", "graphs", "torch"]
+
+SHARE = 4
+"""CUDA graphs that wait for their next search hold at most one in so many of the bytes that were free."""
+UNKNOWN = 2**30
+"""So many bytes are taken to be free where there is no GPU to ask."""
+GRAPH_DTYPES = torch.float32, torch.float16, torch.bfloat16
+AGREEMENT = 20
+"""Logits agree that differ by less than one in so many of the largest: half precision rounds at each of many steps."""
 
 
 @runtime_checkable
@@ -59,9 +69,62 @@ class TorchExecutor:
     def settings(self) -> Reach:
         return self.model.settings
 
-    def begin(self, sources: Sequence[list[int]], padding: int, forced: Sequence[int]) -> Decoder:
+    def begin(self, sources: Sequence[list[int]], padding: int, forced: Sequence[int]) -> CachedDecoder:
         with torch.inference_mode():
             return CachedDecoder(self.model, *pad(sources, padding, self.device), forced)
+
+
+class GraphExecutor:
+    """An encoder-decoder on a GPU, by PyTorch, in steps that are captured as CUDA graphs (`regard.search.static`)."""
+
+    joins = False
+    alone = False
+
+    def __init__(self, model: EncoderDecoder, capture: Capture | None = None) -> None:
+        """Graphs read the model's weights where they are now: changed in place they are seen, moved they are not."""
+        self.device: torch.device = model.output.device
+        graphs = has_graphs(self.device)
+        free = torch.cuda.mem_get_info(self.device)[0] if graphs else UNKNOWN
+        self.pool = Pool(model, capture or capture_on(self.device), free // SHARE)
+        self.plain = TorchExecutor(model)
+        self.settings: Reach = model.settings
+        self.about = f"{self.plain.about}, {'steps captured as CUDA graphs' if graphs else 'steps of static shapes'}"
+
+    def begin(self, sources: Sequence[list[int]], padding: int, forced: Sequence[int]) -> StaticDecoder:
+        return StaticDecoder(self.plain.begin(sources, padding, forced), self.pool, len(sources))
+
+    @torch.inference_mode()
+    def trial(self) -> str | None:
+        """What is wrong with the graphs of a short search; None if they compute what they are to."""
+        sources, tokens_R = [[0, 0], [0]], torch.zeros(2, dtype=torch.long, device=self.device)
+        plain, captured = self.plain.begin(sources, 0, ()), self.begin(sources, 0, ())
+        try:
+            for _ in range(3):
+                expected_RV, found_RV = plain.step(tokens_R).float(), captured.step(tokens_R).float()
+                largest = float(expected_RV.abs().max())
+                if not torch.allclose(found_RV, expected_RV, rtol=0.0, atol=largest / AGREEMENT):
+                    return "what was captured computes something else"
+        except RuntimeError as error:
+            reason, *_ = str(error).splitlines() or [type(error).__name__]
+            return f"a step cannot be captured: {reason}"
+        return None
+
+
+def captured(model: SequenceToSequence) -> GraphExecutor | str:
+    """What carries a model out by CUDA graphs, or why nothing can."""
+    if not isinstance(model, EncoderDecoder):
+        return "it is no encoder-decoder"
+    parameters = list(model.parameters())
+    reasons = {
+        "the model is not on a GPU with CUDA graphs": not has_graphs(model.output.device),
+        "the model is on several devices": len({each.device for each in parameters}) > 1,
+        f"the model computes in {model.output.dtype}": model.output.dtype not in GRAPH_DTYPES,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            return reason
+    executor = GraphExecutor(model)
+    return executor.trial() or executor
 
 
 class NativeExecutor:
@@ -119,33 +182,54 @@ def fastest(
     precision: Literal["auto", "float32", "int8"] = "auto",
     shortlist: Shortlist | None = None,
     invariant: bool = False,
+    lasting: bool = True,
 ) -> tuple[Executor, str]:
     """The executor for a model where it is, and why that one.
 
     Args:
-        choice: "native" or "torch" insist on one.
+        choice: "native", "graphs" or "torch" insist on one; "torch" is PyTorch without CUDA graphs.
         precision: of the compiled decoder. "auto": int8 where the CPU multiplies bytes faster than floats. PyTorch
             works with the precision that the model has.
         shortlist: for the compiled decoder, what each source may be translated with.
         invariant: a source gives the same bits alone, among others, and on any number of threads (of PyTorch's own
-            threads only while there is one). The compiled decoder always does; PyTorch gets one source at a time.
+            threads only while there is one). The compiled decoder always does; PyTorch gets one source at a time, and
+            no CUDA graphs, whose shapes depend on what else is there.
+        lasting: many searches are to come, so that it pays to capture graphs for them.
 
     Raises:
         UserError: what was insisted on is not possible.
         JobError: the weights are not finite.
     """
     reason = obstacle(model)
-    if choice == "torch" or (choice == "auto" and reason is not None):
+    if choice in ("graphs", "torch") or (choice == "auto" and reason is not None):
         if precision == "int8":
-            raise UserError(f"precision = int8 needs the compiled decoder; {reason or 'executor = torch excludes it'}")
-        why = "as asked" if choice == "torch" else f"the compiled decoder does not serve: {reason}"
-        return TorchExecutor(model, alone=invariant), why
+            excluded = f"executor = {choice} excludes it"
+            raise UserError(f"precision = int8 needs the compiled decoder; {reason or excluded}")
+        why = "as asked" if choice != "auto" else f"the compiled decoder does not serve: {reason}"
+        return _by_torch(model, choice, invariant, lasting, why)
     if reason is not None:
         raise UserError(f"executor = native is not possible: {reason}; leave the choice open, or take torch")
     assert isinstance(model, EncoderDecoder)
     chosen: Precision = precision if precision != "auto" else "int8" if fast_bytes() else "float32"
     why = "as asked" if precision != "auto" else f"this CPU multiplies {'bytes' if fast_bytes() else 'floats'} fastest"
     return NativeExecutor(model, chosen, shortlist), why
+
+
+def _by_torch(
+    model: SequenceToSequence, choice: Choice, invariant: bool, lasting: bool, why: str
+) -> tuple[Executor, str]:
+    """With CUDA graphs where they are asked for, or possible."""
+    if choice == "graphs" and invariant:
+        raise UserError("executor = graphs does not give the same bits in any company: take torch, or do without")
+    if choice == "graphs" or (choice == "auto" and lasting and not invariant):
+        found = captured(model)
+        if not isinstance(found, str):
+            return found, why
+        if choice == "graphs":
+            raise UserError(f"executor = graphs is not possible: {found}; leave the choice open, or take torch")
+        if has_graphs(next(model.parameters()).device):
+            why = f"{why}; CUDA graphs do not either: {found}"
+    return TorchExecutor(model, alone=invariant), why
 
 
 def pad(
