@@ -56,17 +56,19 @@ class Blueprint:
 
     def build(self, origin: str = "the model") -> Model:
         """The model, with weights as they are before training; `UserError` names `origin` if there is none like it."""
+        return store.build(self._config(origin))
+
+    def outline(self, origin: str = "the model") -> dict[str, nn.Parameter]:
+        """Its weights by name (a shared one has several), without memory for their values."""
+        return weights(store.blueprint(self._config(origin)))
+
+    def _config(self, origin: str) -> store.ModelConfig:
         vocabulary = {
             "source": None if self.family == CausalDecoder.family else self.source,
             "target": None if self.family == BidirectionalEncoder.family else self.target,
         }
         values = {"family": self.family, "vocabulary": vocabulary, "head": self.head, "model": self.settings}
-        return store.build(store.ModelConfig.parse(values, origin))
-
-    def outline(self, origin: str = "the model") -> dict[str, nn.Parameter]:
-        """Its weights by name (a shared one has several), without memory for their values."""
-        with torch.device("meta"):
-            return weights(self.build(origin))
+        return store.ModelConfig.parse(values, origin)
 
     @classmethod
     def of(cls, model: Model, ids: Ids = NONE) -> Blueprint:

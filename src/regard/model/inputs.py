@@ -75,7 +75,7 @@ class Patches(Input):
         size = settings.patches.size
         self.image = settings.patches.channels, settings.patches.height, settings.patches.width
         self.projection = nn.Conv2d(self.image[0], settings.d_model, size, stride=size)
-        self.class_token = nn.Parameter(torch.randn(settings.d_model) * settings.d_model**-0.5)
+        self.class_token = nn.Parameter(torch.empty(settings.d_model).normal_().mul_(settings.d_model**-0.5))
 
     def forward(self, images_BCHW: Float[Tensor, "B C Height Width"], places: Places) -> Float[Tensor, "B T D"]:
         if images_BCHW.shape[1:] != self.image:
@@ -125,7 +125,4 @@ Reader = Embedding | Patches | Frames
 
 def embedding_matrix(vocabulary: int, d_model: int) -> nn.Parameter:
     """Normal with variance 1 / d_model: unit variance after the factor sqrt(d_model), and as an output matrix too."""
-    weight_VD = torch.empty(vocabulary, d_model)
-    if not weight_VD.is_meta:  # where numbers would only load torch's compiler, which takes a second and a half
-        weight_VD.normal_().mul_(d_model**-0.5)
-    return nn.Parameter(weight_VD)
+    return nn.Parameter(torch.empty(vocabulary, d_model).normal_().mul_(d_model**-0.5))

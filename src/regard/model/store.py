@@ -6,15 +6,16 @@ model share stands in it once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from regard.errors import UserError
 from regard.model.inputs import Embedding
@@ -197,15 +198,39 @@ def read(directory: Path, device: torch.device | str = "cpu") -> Model:
     tensors = read_tensors(directory / WEIGHTS)
     # Without memory at first: dimensions that the weights do not have may be too large for any machine.
     _refuse_misfits(blueprint(config), tensors, str(directory / WEIGHTS))
-    model = build(config)
+    with _Undrawn():
+        model = build(config)
     assign(model, tensors, str(directory / WEIGHTS))
     return model.to(device).eval()
 
 
 def blueprint(config: ModelConfig) -> Model:
     """A model without memory for its weights, to be counted and compared."""
-    with torch.device("meta"):
+    with torch.device("meta"), _Undrawn():
         return build(config)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves out the random numbers that new weights begin with, where nobody will see them.
+
+    To draw them takes longer than all else of reading a model, and moves on the random numbers of whoever reads it. Of
+    a model without memory, it would load torch's compiler, which takes more than a second.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = kwargs or {}
+        if func in _DRAW:
+            return named["tensor"] if "tensor" in named else args[0]
+        return func(*args, **named)
+
+
+_DRAW = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
 
 
 def read_config(directory: Path) -> ModelConfig:
