@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from regard.cli import main
-from regard.cli.bulk import Beginning, Translating
+from regard.cli.bulk import Beginning, Task
 from regard.cli.journaled import circumstances
 from regard.cli.searching import Searching
+from regard.cli.translating import Translating
 from regard.errors import UserError
 from regard.model.settings import ModelSettings
 from regard.model.transformer import EncoderDecoder
@@ -102,6 +103,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Regard]:
         ("--beam", "1", "--prefix", "a ", "--no-repeat", "2"),
         ("--samples", "2", "--seed", "3", "--split", "always"),
         ("--with", "OTHER"),
+        ("--align", "--scores"),
     ],
 )
 def test_the_output_is_that_of_translate(
@@ -175,6 +177,7 @@ def test_warnings_have_the_numbers_of_lines_in_the_whole_file(
         (("--shard-lines", "0"), "--shard-lines"),
         (("--temperature", "1"), "it goes with --sample"),
         (("--beam", "0"), "beam"),
+        (("--align", "--nbest", "2"), "--align goes with one translation"),
         (("--output", "/dev/null"), "from a file to a file"),
     ],
 )
@@ -196,12 +199,12 @@ def test_packed_input_is_to_be_unpacked(run: Regard, model: Path, source: Path, 
 
 
 def test_a_worker_with_another_model_does_nothing(model: Path, other: Path, caplog: pytest.LogCaptureFixture) -> None:
-    how = Translating((model,), "auto", "auto", True, {"beam": 2}, Searching(), scores=False, name="in")
-    translator = how.load()
-    terms = Terms(how.makeup(translator), circumstances(translator))
-    (answer,) = Beginning(how, terms)()([LINES[5]], [1])
+    task = Task(model, Translating(Searching(beam=2)), name="in")
+    translator, _ = task.begin()
+    terms = Terms(task.how.makeup(model, translator), circumstances(translator))
+    (answer,) = Beginning(task, terms)()([LINES[5]], [1])
     assert answer.lines == tuple(translator.translate(LINES[5], beam=2))
     with pytest.raises(UserError, match=r"would translate otherwise, as the job was begun with another model; all"):
-        Beginning(replace(how, models=(other,)), terms)()
-    Beginning(how, terms._replace(circumstances=terms.circumstances | {"cpu": "PDP-11"}))()
+        Beginning(replace(task, model=other), terms)()
+    Beginning(task, terms._replace(circumstances=terms.circumstances | {"cpu": "PDP-11"}))()
     assert "the job was begun with cpu = PDP-11, not" in caplog.text

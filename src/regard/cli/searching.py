@@ -1,4 +1,4 @@
-"""The options of `regard translate` that say how translations are searched for, and what they must be like."""
+"""The options that say how translations are searched for, and what they must be like."""
 
 from __future__ import annotations
 
@@ -16,17 +16,29 @@ if TYPE_CHECKING:
 
 _Several = Annotated[tuple[str, ...], Parameter(consume_multiple=False, negative="", show_default=False)]
 
-SETTINGS = ("min_tokens", "min_ratio", "max_ratio", "no_repeat", "groups", "diversity", "coverage")
+SETTINGS = (
+    *("beam", "alpha", "nbest", "extra_tokens", "min_tokens", "min_ratio", "max_ratio", "no_repeat"),
+    *("groups", "diversity", "coverage", "split", "split_tokens", "retry", "batch_tokens"),
+)
+"""Those that are fields of `SearchSettings`, too."""
 DRAWING = ("temperature", "top_k", "top_p", "min_p", "epsilon", "seed")
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Searching:
-    """How translations are searched for, beside the beam.
+    """How translations are searched for.
 
     Parameters
     ----------
+    beam
+        Hypotheses kept at once: more is slower and mostly better; 1 is greedy.
+    alpha
+        Length penalty: 0 has none, larger values favour longer translations.
+    nbest
+        Hypotheses to show for each line.
+    extra_tokens
+        A translation has at most so many tokens more than its source.
     prefix
         Each translation begins with this; its last word may go on, unless a space follows it.
     must
@@ -65,8 +77,21 @@ class Searching:
         The same line with the same seed gives the same translation, whatever stands beside it.
     mbr
         Minimum Bayes risk: of all that was drawn or found, take what is most like the rest by this metric.
+    split
+        Which lines are translated sentence by sentence: those that are long, all (always) or none (never).
+    split_tokens
+        A line with more tokens than this is long. Default: 256 from one language to another, and never more than the
+        model can read.
+    retry
+        Search again for what comes out wrong.
+    batch_tokens
+        Size of a batch: texts times beam times tokens of the longest. Less needs less memory.
     """
 
+    beam: int | None = None
+    alpha: float | None = None
+    nbest: int | None = None
+    extra_tokens: int | None = None
     prefix: Annotated[str, Parameter(show_default=False)] = ""
     must: _Several = ()
     forbid: _Several = ()
@@ -86,6 +111,10 @@ class Searching:
     epsilon: float | None = None
     seed: int | None = None
     mbr: Literal["chrf", "bleu"] | None = None
+    split: Literal["long", "always", "never"] | None = None
+    split_tokens: int | None = None
+    retry: Annotated[bool | None, Parameter(negative="--no-retry")] = None
+    batch_tokens: int | None = None
 
     def settings(self) -> dict[str, Any]:
         """Those of `SearchSettings` that were given."""
@@ -121,6 +150,10 @@ class Searching:
         prefix, must = given_text(self.prefix), [given_text(each).split("|") for each in self.must]
         wish = Request("", prefix, must)
         return (replace(wish, text=text) for text in texts) if prefix or must else texts
+
+    def wishes(self) -> dict[str, Any]:
+        """What was given beside `settings`."""
+        return {name: value for name, value in vars(self).items() if name not in (*SETTINGS, "forbid")}
 
     def _given(self, names: Iterable[str]) -> dict[str, Any]:
         return {name: value for name in names if (value := getattr(self, name)) is not None}

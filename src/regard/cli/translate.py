@@ -6,19 +6,16 @@ import logging
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from regard.cli.searching import Searching
+from regard.cli.translating import Translating
 from regard.errors import UserError
 
 if TYPE_CHECKING:
     from regard.pipelines.journal import Answer
-    from regard.search.engine import Translation
     from regard.search.settings import SamplingSettings
 
 log = logging.getLogger("regard")
@@ -30,24 +27,8 @@ def translate(
     *text: str,
     input: Annotated[Path | None, Parameter(alias="-i")] = None,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
-    beam: int | None = None,
-    alpha: float | None = None,
-    nbest: int | None = None,
-    extra_tokens: int | None = None,
-    searching: Searching | None = None,
-    with_models: Annotated[
-        tuple[Path, ...], Parameter(name="--with", consume_multiple=False, negative="", show_default=False)
-    ] = (),
-    scores: Annotated[bool, Parameter(negative="")] = False,
-    align: Annotated[bool, Parameter(negative="")] = False,
-    split: Literal["long", "always", "never"] | None = None,
-    split_tokens: int | None = None,
-    retry: Annotated[bool | None, Parameter(negative="--no-retry")] = None,
-    batch_tokens: int | None = None,
+    how: Translating | None = None,
     device: str | None = None,
-    executor: Literal["auto", "native", "torch"] = "auto",
-    precision: Literal["auto", "float32", "int8"] = "auto",
-    shortlist: bool = True,
     invariant: Annotated[bool, Parameter(negative="")] = False,
     explain: Annotated[bool, Parameter(negative="")] = False,
     restart: Annotated[bool, Parameter(negative="")] = False,
@@ -95,39 +76,8 @@ def translate(
         File to translate, one text a line; plain or gzip, UTF-8.
     output
         File for the translations. It appears when all are done. Default: standard output.
-    beam
-        Hypotheses kept at once: more is slower and mostly better; 1 is greedy.
-    alpha
-        Length penalty: 0 has none, larger values favour longer translations.
-    nbest
-        Hypotheses to show for each line.
-    extra_tokens
-        A translation has at most so many tokens more than its source.
-    with_models
-        Another model with the same vocabulary, whose probabilities are averaged with MODEL's; may be given several
-        times.
-    scores
-        Put the score (log-probability with length penalty) and a tab before each translation.
-    align
-        Put a tab after each translation, and which words stand for each other: 0-0 1-2 links the first words of both
-        texts, and the second of the source with the third of the translation.
-    split
-        Which lines are translated sentence by sentence: those that are long, all (always) or none (never).
-    split_tokens
-        A line with more tokens than this is long. Default: 256 from one language to another, and never more than the
-        model can read.
-    retry
-        Search again for what comes out wrong.
-    batch_tokens
-        Size of a batch: texts times beam times tokens of the longest. Less needs less memory.
     device
         Where to compute: cpu, cuda, cuda:1, ... Default: a GPU if there is one.
-    executor
-        What computes: the compiled decoder (native) or PyTorch (torch). Default: the fastest that can.
-    precision
-        Of the compiled decoder: int8 is faster on most CPUs and costs next to no quality. Default: the faster one.
-    shortlist
-        Choose among the tokens that may translate those of the source, where the model has a list of them: faster.
     invariant
         Give the same bits for a line whatever stands beside it, and on any number of threads; says what this costs.
     explain
@@ -136,48 +86,26 @@ def translate(
         From --input to --output: begin anew, instead of going on with what an interrupted command has done.
     """
     from regard.cli.inputs import inputs
-    from regard.cli.journaled import circumstances, executor_of, journaled
+    from regard.cli.journaled import circumstances, journaled
     from regard.cli.lines import line_writer
     from regard.cli.loading import load_for_bulk
-    from regard.evaluation.alignment import with_alignments
-    from regard.pipelines.directory import fingerprint
-    from regard.pipelines.journal import Answer, draft_of
-    from regard.search.settings import SearchSettings
+    from regard.pipelines.journal import draft_of
 
     texts, name, patience = inputs(text, input, "Type a line to have it translated")
-    searching = searching or Searching()
-    sampling = searching.sampling()
-    files = _to_go_on_with(input, output, sampling, restart)
-    translator = load_for_bulk([model, *with_models], device).use(executor, precision, shortlist, invariant)
+    how = how or Translating()
+    files = _to_go_on_with(input, output, how.searching.sampling(), restart)
+    translator = load_for_bulk([model, *how.with_models], device)
+    settings = how.prepare(translator, invariant)
+    many = how.several(settings)
     if explain or invariant:
         log.info(translator.explain())
-    given: dict[str, Any] = {"beam": beam, "alpha": alpha, "nbest": nbest, "extra_tokens": extra_tokens}
-    given |= {"split": split, "split_tokens": split_tokens, "retry": retry, "batch_tokens": batch_tokens}
-    options = {name: value for name, value in given.items() if value is not None} | searching.settings()
-    settings = SearchSettings.parse({**translator.settings.model_dump(), **options}, "search options")
-    many = settings.nbest > 1 or (sampling is not None and sampling.n > 1 and searching.mbr is None)
-    if align and many:
-        raise UserError("--align goes with one translation of each line; leave out --nbest and --samples, or --align")
-
-    def translated(texts: Iterable[str]) -> Iterator[Translation]:
-        how: dict[str, Any] = {"sampling": sampling, "mbr": searching.mbr, "patience": patience, "name": name}
-        return translator.stream(searching.requests(texts), **how, **options)
 
     def answers(texts: Iterable[str]) -> Iterator[Answer]:
-        if not align:
-            for translation in translated(texts):
-                yield Answer(tuple(lines_of(translation, many, scores)), translation.best.finished)
-            return
-        link = partial(translator.align_stream, patience=patience, name=name)
-        for translation, alignment in with_alignments(texts, translated, link):
-            (line,) = lines_of(translation, many, scores)
-            yield Answer((f"{line}\t{alignment}",), translation.best.finished)
+        return how.answers(translator, settings, texts, name, patience)
 
     found: AbstractContextManager[Iterator[Answer]]
     if files is not None:
-        job = {"model": fingerprint(model), "executor": executor_of(translator), **settings.model_dump()}
-        job |= {"with": list(map(fingerprint, with_models)), "searching": asdict(searching), "scores": scores}
-        job["align"] = align
+        job = {**how.makeup(model, translator), **how.job(settings)}
         found = journaled(*files, texts, lambda new, _: answers(new), job, circumstances(translator), restart)
     elif input is not None and (output is not None or not sys.stdout.isatty()):
         found = nullcontext(_watched(answers(texts)))
@@ -205,16 +133,6 @@ def _to_go_on_with(
         wanted = "--seed" if chance else "--input FILE and --output FILE"
         raise UserError(f"--restart goes with {wanted}: nothing else can be gone on with")
     return files
-
-
-def lines_of(translation: Translation, many: bool, scores: bool) -> Iterator[str]:
-    if many:
-        for rank, candidate in enumerate(translation.candidates, start=1):
-            yield f"{rank}\t{candidate.score:.4f}\t{candidate.text}"
-    elif scores:
-        yield f"{translation.best.score:.4f}\t{translation.best.text}"
-    else:
-        yield translation.best.text
 
 
 def _watched(answers: Iterator[Answer]) -> Iterator[Answer]:
