@@ -58,6 +58,7 @@ def main() -> None:
     parser.add_argument("--reference", type=Path)
     parser.add_argument("--tokenize", choices=("none", "13a"), default="13a", help="of BLEU")
     parser.add_argument("--sentences", type=int, help="only the first so many")
+    parser.add_argument("--words", type=int, help="cut the running text of the source into texts of so many words")
     parser.add_argument("--beam", type=int, nargs="+", default=[4, 1])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
@@ -72,7 +73,12 @@ def main() -> None:
     options = parser.parse_args()
     if (options.model is None) != (options.base or options.forced is not None):
         parser.error("give either --model, or --base or --forced")
-    texts = (list(made_up(1000)) if options.source is None else lines(options.source))[: options.sentences]
+    if options.words is not None and options.reference is not None:
+        parser.error("--words makes other texts, to which there is no --reference")
+    texts = list(made_up(1000)) if options.source is None else lines(options.source)
+    if options.words is not None:
+        texts = list(of_words(texts, options.words))
+    texts = texts[: options.sentences]
     references = None if options.reference is None else lines(options.reference)[: options.sentences]
     with tempfile.TemporaryDirectory() as folder:
         if options.model is None:
@@ -237,6 +243,12 @@ def bleu(texts: list[str], references: list[str], tokenize: str) -> float:
 
 def lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+
+def of_words(texts: list[str], count: int) -> Iterator[str]:
+    words = " ".join(texts).split()
+    for begin in range(0, len(words) - count + 1, count):
+        yield " ".join(words[begin : begin + count])
 
 
 def made_up(count: int) -> Iterator[str]:
