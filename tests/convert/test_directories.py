@@ -12,6 +12,7 @@ import torch
 import regard
 from regard.convert import directories, huggingface
 from regard.convert.directories import from_huggingface, to_huggingface
+from regard.convert.generation import read_generation, write_generation
 from regard.convert.mapping import Ids
 from regard.errors import UserError
 from regard.model import store
@@ -86,6 +87,29 @@ def test_there_and_back_it_translates_the_same(
     texts = ["one two", "four three two one", "three"]
     assert back.translate(texts) == translator.translate(texts)
     assert "marian" in (again / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({"num_beams": 6, "num_beam_groups": 3, "diversity_penalty": 0.4}, {"beam": 6, "groups": 3, "diversity": 0.4}),
+        ({"no_repeat_ngram_size": 3, "min_new_tokens": 5}, {"no_repeat": 3, "min_tokens": 5}),
+        ({"min_length": 8}, {"min_tokens": 7}),  # which counts the start
+        ({"min_length": 8, "forced_bos_token_id": 1}, {"min_tokens": 6}),
+        ({"length_penalty": -1.0, "max_length": 142}, {"alpha": -1.0}),
+    ],
+)
+def test_rules_of_a_search_go_along(tmp_path: Path, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "generation_config.json").write_text(json.dumps(theirs))
+    settings = read_generation(tmp_path, "encoder-decoder")
+    assert settings == SearchSettings.parse({"beam": 1, "alpha": 1.0} | ours, "test")
+    (tmp_path / "back").mkdir()
+    write_generation(tmp_path / "back", settings.model_dump(), Ids(pad=0))
+    (tmp_path / "back" / "config.json").write_text("{}")
+    assert read_generation(tmp_path / "back", "encoder-decoder") == (
+        settings if settings.beam > 1 else settings.model_copy(update={"alpha": 1.0})
+    )
 
 
 @pytest.mark.parametrize("forced", [1, None])
