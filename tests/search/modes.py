@@ -67,14 +67,20 @@ def constant(probabilities: dict[int, float]) -> EncoderDecoder:
 
 @dataclass(frozen=True)
 class Mode:
-    """A way of searching: the options of a call, and wishes that stand beside each text."""
+    """A way of searching: the options of a call, and wishes that stand beside each text or some of them."""
 
     options: dict[str, Any] = field(default_factory=dict)
     wishes: dict[str, Any] = field(default_factory=dict)
+    some: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Wishes beside the texts with these numbers."""
 
     def __call__(self, translator: Translator, texts: Sequence[str], **options: Any) -> list[Mended]:
-        requests = [Request(text, **self.wishes) if self.wishes else text for text in texts]
+        requests = [Request(text, **self.wished(text)) for text in texts]
         return translator.hypotheses(requests, **{"extra_tokens": EXTRA, "retry": False, **self.options, **options})
+
+    def wished(self, text: str) -> dict[str, Any]:
+        """What this text has to be like."""
+        return {**self.wishes, **self.some.get(TEXTS.index(text), {})}
 
     @property
     def beam(self) -> bool:
@@ -133,6 +139,13 @@ MODES = {
         f"{search}, {rule}": Mode({**SEARCHES[search], **settings}, wishes)
         for search in ("greedy", "beam", "diverse", "covering", "drawn", "risk of draws")
         for rule, (settings, wishes) in RULES.items()
+    },
+    **{
+        f"{search}, some with wishes": Mode(
+            {**SEARCHES[search], "no_repeat": 2},
+            some={0: {"must": (("a", "b", "c d", "b d"),)}, 2: {"must": ("c", "a d", "b", "a a")}},
+        )
+        for search in ("beam", "drawn")
     },
 }
 

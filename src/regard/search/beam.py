@@ -60,7 +60,6 @@ def beam_search(
     processors: Sequence[Processor] = (),
     complete: Callable[[int, list[int]], bool] | None = None,
     selection: Selection | None = None,
-    places: Sequence[int] | None = None,
     alike: Callable[[tuple[int, ...]], Hashable] = tuple,
     device: torch.device | str = "cpu",
 ) -> list[list[Hypothesis]]:
@@ -75,7 +74,6 @@ def beam_search(
             shorter ones); `decoder` knows all but the last of them.
         complete: says of the index of a source and the tokens of an output whether that is complete without an end.
         selection: which candidates get the places of a beam; without it, the most probable.
-        places: the places of each source's beam, if not `settings.beam` for all.
         alike: outputs of which it makes the same, such as their text, are one: the best of them is kept.
 
     Raises `JobError` when the model gives NaN or infinite logits.
@@ -84,7 +82,7 @@ def beam_search(
         device = begin.device
     begin_NT = np.full((len(limits), 1), begin) if isinstance(begin, int) else begin.cpu().numpy()
     search = BeamSearch(Choices(decoder, processors, device), settings, end, complete, selection, alike)
-    search.add(limits, begin_NT, places)
+    search.add(limits, begin_NT)
     found: list[list[Hypothesis]] = [[] for _ in limits]
     while search.sources:
         for number, hypotheses in search.step():
@@ -106,8 +104,6 @@ class BeamSearch:
     ) -> None:
         self.choices, self.settings, self.end, self.complete = choices, settings, end, complete
         self.selection, self.alike = selection or MostProbable(), alike
-        self.most = settings.beam
-        """The most places that a beam has."""
         self.added = 0
         self.sources: list[int] = []
         """The numbers of the sources still searched, in the order in which they came; all below follow it."""
@@ -126,7 +122,7 @@ class BeamSearch:
         self.tokens_RT = np.empty((0, 1), dtype=np.int64)
         """The latest tokens of all rows stand in the last column."""
 
-    def add(self, limits: Sequence[int], begin_NT: Int[np.ndarray, "N T"], places: Sequence[int] | None = None) -> None:
+    def add(self, limits: Sequence[int], begin_NT: Int[np.ndarray, "N T"]) -> None:
         """Sources that `decoder` has just begun with, each with as many rows as the others have."""
         count, width = len(limits), self.scores_NW.shape[1]
         new_RT = np.repeat(begin_NT, width, axis=0)
@@ -145,9 +141,7 @@ class BeamSearch:
         self.limits_N = np.concatenate((self.limits_N, np.array(limits, dtype=np.int64)))
         self.penalty_N = np.concatenate((self.penalty_N, np.array(penalties)))
         self.to_beat_N = np.concatenate((self.to_beat_N, np.full(count, NEVER)))
-        places = places or [self.settings.beam] * count
-        self.most = max(self.most, *places)
-        self.places_N = np.concatenate((self.places_N, np.array(places, dtype=np.int64)))
+        self.places_N = np.concatenate((self.places_N, np.full(count, self.settings.beam)))
 
     def step(self) -> list[tuple[int, list[Hypothesis]]]:
         """Append a token to every output. Sources that are over leave; their numbers and best hypotheses are given."""
@@ -186,13 +180,12 @@ class BeamSearch:
         wanted_R = self.scores_NW.reshape(-1) > NEVER
         standing = Standing(self.sources, self.places_N, self.lengths_N, self.tokens_RT)
         further = self.selection.further(standing)
-        values_RC, tokens_RC = self.choices(
-            self.tokens_RT, sources_R, wanted_R, self.most * self.selection.each, further
-        )
+        places = self.settings.beam
+        values_RC, tokens_RC = self.choices(self.tokens_RT, sources_R, wanted_R, places * self.selection.each, further)
         count = values_RC.shape[1]
         scores_NK = (self.scores_NW[:, :, None] + values_RC.reshape(-1, width, count)).reshape(-1, width * count)
         tokens_NK = tokens_RC.reshape(-1, width * count)
-        order_NK = self.selection.order(standing, scores_NK, tokens_NK)[:, : self.most]
+        order_NK = self.selection.order(standing, scores_NK, tokens_NK)[:, :places]
         rows_NK = np.arange(0, len(values_RC), width)[:, None] + order_NK // count
         return _taken(scores_NK, order_NK), rows_NK, _taken(tokens_NK, order_NK)
 

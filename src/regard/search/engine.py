@@ -7,7 +7,7 @@ Shapes: B batch, S source positions, N sources, R rows of a search.
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -191,9 +191,7 @@ class _Engine:
         waiting = deque((index, sources[index]) for index in flowing)
         shares = [waiting] * min(workers, len(waiting))
         found = dict(chain.from_iterable(side_by_side(self._flow, shares, workers)))
-        others = [index for index in range(len(sources)) if index not in found]
-        costs = [ceil(len(self._framed(sources[index])) * self._crowd(sources[index])) for index in others]
-        planned = [[others[place] for place in batch] for batch in batches(costs, self.budget)]
+        planned = self._planned(sources, [index for index in order if index not in found])
 
         def work(batch: list[int]) -> list[tuple[int, list[Hypothesis]]]:
             chosen = [sources[index] for index in batch]
@@ -201,6 +199,17 @@ class _Engine:
 
         found |= dict(chain.from_iterable(side_by_side(work, planned, workers)))
         return [found[index] for index in range(len(sources))]
+
+    def _planned(self, sources: Sequence[_Source], indices: Sequence[int]) -> list[list[int]]:
+        """Batches of sources that are searched in one way, so that nothing of it depends on the others."""
+        ways: defaultdict[tuple[int, bool], list[int]] = defaultdict(list)
+        for index in indices:
+            ways[self._places(sources[index]), sources[index].wishes == Wishes()].append(index)
+        planned = []
+        for (places, _), alike in ways.items():
+            costs = [ceil(len(self._framed(sources[index])) * places / self.search.beam) for index in alike]
+            planned += [[alike[place] for place in batch] for batch in batches(costs, self.budget)]
+        return planned
 
     def _flow(self, waiting: deque[tuple[int, _Source]]) -> list[tuple[int, list[Hypothesis]]]:
         """Search for sources that wait, each taking the place of one that is done, so that no row idles."""
@@ -231,7 +240,7 @@ class _Engine:
         return taken
 
     def _search(self, inputs: Sequence[_Source]) -> list[list[Hypothesis]]:
-        """Beam search for each; the groups of a diverse one are searched for side by side."""
+        """Beam search for each, of as many places; the groups of a diverse one are searched for side by side."""
         groups = self.settings.groups
         sources = [source for source in inputs for _ in range(groups)]
         limits = self._limits(sources)
@@ -242,12 +251,11 @@ class _Engine:
         found = beam_search(
             self._begin(sources),
             limits,
-            self.search,
+            self.search.model_copy(update={"beam": self._places(inputs[0])}),
             begin=self.begin,
             end=self.end,
             processors=[self._ban(), *self._rules(sources, limits)],
             selection=selection,
-            places=[self._places(source) for source in sources],
             alike=self._alike,
             device=self.executor.device,
         )
@@ -261,10 +269,6 @@ class _Engine:
     def _banks(self) -> bool:
         """Whether a beam is allocated to what outputs must say; a greedy search would say it first of all."""
         return self.sampling is None and self.search.beam > 1 and self.settings.groups == 1
-
-    def _crowd(self, source: _Source) -> float:
-        """How many times the usual rows a source needs."""
-        return self._places(source) / self.search.beam
 
     def _draw(self, inputs: Sequence[_Source]) -> list[list[Hypothesis]]:
         """Outputs for each source, their chances a function of the seed and the source alone."""
