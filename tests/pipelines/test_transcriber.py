@@ -18,7 +18,7 @@ from regard.pipelines.directory import write_directory
 from regard.pipelines.transcriber import Transcriber
 from regard.search.beam import beam_search
 from regard.search.decoder import CachedDecoder
-from regard.search.processors import Ban
+from regard.search.processors import Ban, MinimumLength, NoRepeat
 from regard.search.settings import SearchSettings
 from regard.text.tokenizer import Tokenizer, TokenizerPair, TokenizerSettings
 
@@ -56,7 +56,8 @@ def sounds(*samples: int) -> list[torch.Tensor]:
     return [torch.rand(count, generator=generator) - 0.5 for count in samples]
 
 
-def test_a_sound_is_searched_as_its_frames_are(transcriber: Transcriber) -> None:
+@pytest.mark.parametrize("rules", [{}, {"no_repeat": 1, "min_tokens": 10}])
+def test_a_sound_is_searched_as_its_frames_are(transcriber: Transcriber, rules: dict[str, int]) -> None:
     (sound,) = sounds(3000)
     tokenizer, model = transcriber.tokenizers.target, transcriber.model
     frames = log_mel(sound, 80, 50)[None]
@@ -66,11 +67,20 @@ def test_a_sound_is_searched_as_its_frames_are(transcriber: Transcriber) -> None
         SearchSettings(beam=3),
         begin=tokenizer.bos,
         end=tokenizer.eos,
-        processors=[Ban(tokenizer.forbidden)],
+        processors=[Ban(tokenizer.forbidden), *([MinimumLength(tokenizer.eos, 10, 1), NoRepeat(1)] if rules else [])],
     )
-    (text,) = tokenizer.decode([list(found[0][0].ids)])
-    assert transcriber.transcribe(sound, beam=3) == [text.strip()]
+    ids = found[0][0].ids
+    (text,) = tokenizer.decode([list(ids)])
+    assert transcriber.transcribe(sound, beam=3, **rules) == [text.strip()]
     assert text.strip()
+    assert (len(set(ids)) == len(ids) >= 10) == bool(rules)
+
+
+def test_what_means_nothing_for_sound_is_refused(transcriber: Transcriber) -> None:
+    (sound,) = sounds(3000)
+    for name, value in {"coverage": 0.5, "forbid": "said", "split": "always", "nbest": 2}.items():
+        with pytest.raises(UserError, match=f"{name} means nothing for sound; what does: beam, alpha"):
+            transcriber.transcribe(sound, **{name: value})
 
 
 def test_long_sounds_are_heard_in_pieces_and_neighbours_change_nothing(transcriber: Transcriber) -> None:

@@ -19,13 +19,16 @@ from regard.model.transformer import EncoderDecoder
 from regard.pipelines.directory import ModelDirectory, Pipeline
 from regard.search.beam import beam_search
 from regard.search.decoder import CachedDecoder
-from regard.search.processors import Ban
+from regard.search.processors import Ban, MinimumLength, NoRepeat, Processor
 from regard.search.settings import SearchSettings
 from regard.search.windows import side_by_side
 from regard.text.tokenizer import TokenizerPair
 
 BATCH = 8
 """So many pieces of sound are read at once."""
+
+OPTIONS = "beam", "alpha", "min_tokens", "no_repeat"
+"""Of a search that has no words as its source, and one output for each."""
 
 Sound = str | Path | Tensor | np.ndarray
 """A WAV file, or a waveform: 16,000 samples a second between -1 and 1."""
@@ -34,7 +37,7 @@ Sound = str | Path | Tensor | np.ndarray
 class Transcriber(Pipeline):
     """Writes down what is said. Threads may share one: a call changes nothing on it.
 
-    Search options of each call are the fields of `SearchSettings` (beam, alpha, ...); those not given are the model
+    Search options of each call are the fields of `SearchSettings` that `OPTIONS` names; those not given are the model
     directory's. The tokenizer says in which language it writes, by what its output begins with.
     """
 
@@ -70,9 +73,12 @@ class Transcriber(Pipeline):
         texts are put together; a word at a cut may be lost.
 
         Raises:
-            UserError: a file can't be read; or an option is unknown or has an impossible value.
+            UserError: a file can't be read; or an option is unknown, means nothing here or has an impossible value.
         """
         settings = SearchSettings.parse({**self.settings.model_dump(), **options}, "search options")
+        if meaningless := [name for name in options if name not in OPTIONS]:
+            known = ", ".join(OPTIONS)
+            raise UserError(f"search options: {meaningless[0]} means nothing for sound; what does: {known}")
         waveforms = [_waveform(sound) for sound in _listed(sounds)]
         pieces = [
             (place, piece_W)
@@ -94,6 +100,11 @@ class Transcriber(Pipeline):
     def _search(self, pieces: Sequence[Tensor], settings: SearchSettings) -> list[str]:
         target = self.tokenizers.target
         *forced, begin = self.tokenizers.target_begin
+        processors: list[Processor] = [Ban(target.forbidden, self.device)]
+        if settings.min_tokens:
+            processors.append(MinimumLength(self.tokenizers.target_end, settings.min_tokens, prompt=1))
+        if settings.no_repeat:
+            processors.append(NoRepeat(settings.no_repeat))
         with torch.inference_mode():
             frames_BMN = torch.stack([log_mel(piece, self.model.settings.frames.bins, self.frames) for piece in pieces])
             found = beam_search(
@@ -102,7 +113,7 @@ class Transcriber(Pipeline):
                 settings,
                 begin=begin,
                 end=self.tokenizers.target_end,
-                processors=[Ban(target.forbidden, self.device)],
+                processors=processors,
                 device=self.device,
             )
         return target.decode([list(hypotheses[0].ids) for hypotheses in found])
