@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.data.sound import HOP, log_mel, read_wav
+from regard.errors import UserError
 from regard.model.store import Languages
 from regard.model.transformer import EncoderDecoder
 from regard.pipelines.directory import ModelDirectory, Pipeline
