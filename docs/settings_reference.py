@@ -11,8 +11,10 @@ import yaml
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from regard.runs.settings import RunSettings
 from regard.settings import Settings, section_class
+
+Settings.model_config["use_attribute_docstrings"] = True
+"""For all that are defined from here on: what a field means stands in the docstring below it."""
 
 MARK = "<!-- settings -->"
 BOUNDS = {"gt": "above", "ge": "from", "lt": "below", "le": "to"}
@@ -20,6 +22,8 @@ BOUNDS = {"gt": "above", "ge": "from", "lt": "below", "le": "to"}
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called by MkDocs for each page."""
+    from regard.runs.settings import RunSettings
+
     return markdown.replace(MARK, section(RunSettings, "")) if MARK in markdown else markdown
 
 

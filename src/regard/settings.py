@@ -20,15 +20,13 @@ from regard.errors import UserError
 
 
 class Settings(BaseModel):
-    """Base of all settings: frozen, typed, and without tolerance for unknown keys."""
+    """Base of all settings: frozen, typed, and without tolerance for unknown keys.
 
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        use_attribute_docstrings=True,
-        validate_default=True,
-        protected_namespaces=(),
-    )
+    Fields are described by the docstrings below them. Only the documentation has pydantic read those, from the source,
+    which takes longer than all else of making such a class.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], origin: str) -> Self:

@@ -10,6 +10,8 @@ import contextlib
 import io
 import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -143,3 +145,12 @@ def test_the_paper_map_names_what_exists() -> None:
     assert [path for path in sorted(tests) if not (ROOT / path).is_file()] == []
     for name in names:
         assert pkgutil.resolve_name(f"regard.{name}") is not None
+
+
+def test_the_settings_of_a_recipe_are_listed_with_what_they_mean() -> None:
+    """In a process of its own: the classes of this one are made already, without their docstrings."""
+    code = "import settings_reference as hook\nprint(hook.on_page_markdown(hook.MARK))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "docs", capture_output=True, text=True, check=True)
+    meanings = dict(re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", run.stdout, re.MULTILINE))
+    assert meanings["label_smoothing"]
+    assert {name for name, meaning in meanings.items() if not meaning.strip()} == {"height", "width", "channels"}
