@@ -247,7 +247,7 @@ class Translation(Task):
         """Translations of `sources` and their scores against `references`."""
         inner = store.unwrap(model)
         assert isinstance(inner, SequenceToSequence)
-        executor, _ = fastest(inner, precision="float32")
+        executor, _ = fastest(inner, precision="float32", lasting=False)
         found = translate(executor, self.tokenizers, sources, search, name="validation")
         outputs = [one_line(each.best.text) for each in found]
         return outputs, corpus_scores(outputs, [references], self.scores)

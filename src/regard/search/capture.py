@@ -26,6 +26,7 @@ _capturing = Lock()
 
 
 def has_graphs(device: torch.device) -> bool:
+    """Whether steps can be captured there, as far as the kind of device says."""
     return device.type == "cuda"
 
 
@@ -51,12 +52,12 @@ def as_graph(step: Step, device: torch.device) -> Step:
     with _capturing, torch.cuda.device(device):
         stream, caller = _side_stream(device), torch.cuda.current_stream()
         stream.wait_stream(caller)
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream):  # left again whatever happens
             for _ in range(WARM_UP):
                 step()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            output = step()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                output = step()
         caller.wait_stream(stream)
 
     def replay() -> Tensor:

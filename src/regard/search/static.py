@@ -9,6 +9,7 @@ Shapes: B sources and W rows of each that a bucket has places for, R rows and N 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from threading import Lock
 from typing import NamedTuple
@@ -20,8 +21,10 @@ from torch import Tensor
 from regard.model.cache import Cache, Held, StaticCache
 from regard.model.masks import Mask
 from regard.model.transformer import EncoderDecoder, Memory
-from regard.search.capture import Capture
+from regard.search.capture import Capture, directly
 from regard.search.decoder import CachedDecoder
+
+log = logging.getLogger("regard")
 
 LEAST = 32
 """The shortest sources and outputs that room is made for: a graph for each length would be one for most sentences."""
@@ -84,6 +87,8 @@ class Pool:
         """Those that wait hold at most `room` bytes, and are at most `KEPT`; the ones used last stay."""
         self.model, self.capture, self.room = model, capture, room
         self.reach = model.target_embedding.positions.reach
+        self.obstacle: str | None = None
+        """Why a step could not be captured, if one could not."""
         self._waiting: list[Bucket] = []
         self._lock = Lock()
         self._returned: deque[Bucket] = deque()
@@ -102,15 +107,7 @@ class Pool:
 
     def lend(self, shape: Shape) -> Bucket:
         """A bucket of this shape, empty."""
-        bucket = self._found(shape)
-        if bucket is None:
-            try:
-                bucket = Bucket(self.model, shape, self.capture)
-            except torch.OutOfMemoryError:
-                with self._lock:
-                    self._tidy()
-                    self._waiting.clear()
-                bucket = Bucket(self.model, shape, self.capture)
+        bucket = self._found(shape) or self._made(shape)
         bucket.cache.clear()
         return bucket
 
@@ -126,6 +123,19 @@ class Pool:
                     self._waiting.remove(bucket)
                     return bucket
         return None
+
+    def _made(self, shape: Shape) -> Bucket:
+        try:
+            return Bucket(self.model, shape, self.capture)
+        except torch.OutOfMemoryError:
+            with self._lock:
+                self._tidy()
+                self._waiting.clear()
+            return Bucket(self.model, shape, self.capture)
+        except RuntimeError as error:
+            self.obstacle = str(error).partition("\n")[0]
+            log.warning("a step cannot be captured as a CUDA graph, and goes more slowly: %s", self.obstacle)
+            return Bucket(self.model, shape, directly)
 
     def _tidy(self) -> None:
         while self._returned:
