@@ -12,13 +12,13 @@ import torch
 from regard.data.shortlist import Shortlist
 from regard.errors import UserError
 from regard.evaluation.alignment import Alignment, align
-from regard.evaluation.metrics import SentenceScore
 from regard.evaluation.scoring import PairScore, score
 from regard.model import store
 from regard.model.transformer import EncoderDecoder
 from regard.pipelines.directory import PATIENCE, ModelDirectory, Pipeline, listed
-from regard.pipelines.passages import Passages
+from regard.pipelines.passages import Order, Passages
 from regard.search import engine
+from regard.search.bayes import Utility
 from regard.search.ensemble import Ensemble
 from regard.search.executors import Choice, Executor, NativeExecutor, fastest
 from regard.search.requests import Request
@@ -191,14 +191,15 @@ class Translator(Pipeline):
             self.executor,
             self.tokenizers,
             sampling=sampling,
-            utility=None if mbr is None else SentenceScore(mbr, self.languages.target),
+            utility=None if mbr is None else self._utility(mbr),
             readers=[member.model for member in self._members],
             workers=self.workers,
         )
         frame = len(self.tokenizers.source_begin) + len(self.tokenizers.source_end)
         reads = self.executor.settings.source_reach - frame
         writes = self.executor.settings.max_length - len(self.tokenizers.target_begin)
-        passages = Passages(search, self.tokenizers, settings, reads, writes, self.languages)
+        order: Order = "scores" if mbr is None and sampling is None else "drawn" if mbr is None else "chosen"
+        passages = Passages(search, self.tokenizers, settings, reads, writes, self.languages, order)
         return passages.translate(texts, patience, name)
 
     def align(self, sources: str | Sequence[str], targets: str | Sequence[str]) -> list[Alignment]:
@@ -239,6 +240,11 @@ class Translator(Pipeline):
         if self.others:
             raise UserError("an ensemble searches and does not score; score with each of its models by itself")
         return score(self.model, self.tokenizers, pairs, batch_tokens, workers=self.workers, name=name)
+
+    def _utility(self, metric: Literal["chrf", "bleu"]) -> Utility:
+        from regard.evaluation.metrics import SentenceScore  # with sacreBLEU, which no other translation needs
+
+        return SentenceScore(metric, self.languages.target)
 
     @property
     def _members(self) -> tuple[Translator, ...]:
