@@ -237,15 +237,19 @@ def test_a_step_is_warmed_up_and_captured_on_one_stream_and_then_replayed(monkey
 
     @contextmanager
     def entered(name: str) -> Iterator[None]:
+        before = list(streams)
         streams.append(name)
-        yield
-        streams.pop()
+        try:
+            yield
+        finally:
+            streams[:] = before
 
     @contextmanager
     def capturing(graph: Any, stream: Any = None, capture_error_mode: str = "") -> Iterator[None]:
         said.append(f"capture, {capture_error_mode}")
-        with entered(stream.name):
-            yield
+        streams.append(stream.name)
+        yield
+        streams.pop()  # not where the step fails, as with torch
         said.append("captured")
 
     monkeypatch.setattr(capture, "_side_stream", lambda device: Stream("side"))
@@ -267,6 +271,17 @@ def test_a_step_is_warmed_up_and_captured_on_one_stream_and_then_replayed(monkey
     assert replay() is output
     assert replay() is output
     assert said == ["replay", "replay"]
+    said.clear()
+
+    def failing() -> Tensor:
+        if step() is output and len(said) > WARM_UP + 1:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return output
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        capture.capture_on(torch.device("cuda:1"))(failing)
+    assert said == [*expected, "caller waits for side"]
+    assert streams == ["caller"]
     assert capture.capture_on(torch.device("cpu"))(step) is step
 
 

@@ -52,13 +52,15 @@ def as_graph(step: Step, device: torch.device) -> Step:
     with _capturing, torch.cuda.device(device):
         stream, caller = _side_stream(device), torch.cuda.current_stream()
         stream.wait_stream(caller)
-        with torch.cuda.stream(stream):  # left again whatever happens
-            for _ in range(WARM_UP):
-                step()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                output = step()
-        caller.wait_stream(stream)
+        try:
+            with torch.cuda.stream(stream):  # around the capture too, which does not leave its stream where it fails
+                for _ in range(WARM_UP):
+                    step()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                    output = step()
+        finally:
+            caller.wait_stream(stream)
 
     def replay() -> Tensor:
         graph.replay()

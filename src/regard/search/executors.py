@@ -81,7 +81,10 @@ class GraphExecutor:
     alone = False
 
     def __init__(self, model: EncoderDecoder, capture: Capture | None = None) -> None:
-        """Graphs read the model's weights where they are now: changed in place they are seen, moved they are not."""
+        """Graphs read the model's weights where they are now: changed in place they are seen, moved they are not.
+
+        Threads may share one as long as they share their CUDA stream, which they do unless they choose another.
+        """
         self.device: torch.device = model.output.device
         graphs = has_graphs(self.device)
         free = torch.cuda.mem_get_info(self.device)[0] if graphs else UNKNOWN
@@ -96,9 +99,9 @@ class GraphExecutor:
     @torch.inference_mode()
     def trial(self) -> str | None:
         """What is wrong with the graphs of a short search; None if they compute what they are to."""
-        sources, tokens_R = [[0, 0], [0]], torch.zeros(2, dtype=torch.long, device=self.device)
+        sources, tokens_R = [[0], [0]], torch.zeros(2, dtype=torch.long, device=self.device)
         plain, static = self.plain.begin(sources, 0, ()), self.begin(sources, 0, ())
-        for _ in range(3):
+        for _ in range(min(3, self.settings.max_length)):
             expected_RV, found_RV = plain.step(tokens_R).float(), static.step(tokens_R).float()
             largest = float(expected_RV.abs().max())
             if not torch.allclose(found_RV, expected_RV, rtol=0.0, atol=largest / AGREEMENT):
