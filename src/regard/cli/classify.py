@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from regard.cli.starting import importing
 from regard.errors import UserError
 
 if TYPE_CHECKING:
@@ -55,9 +56,10 @@ def classify(
     """
     if best < 1:
         raise UserError(f"--best {best}: should be at least 1")
-    from regard.cli.inputs import inputs
-    from regard.cli.lines import line_writer
-    from regard.pipelines.classifier import Classifier
+    with importing():
+        from regard.cli.inputs import inputs
+        from regard.cli.lines import line_writer
+        from regard.pipelines.classifier import Classifier
 
     given, name, patience = inputs(text, input, "Type a line to have it labelled")
     classifier = Classifier.load(model, device)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from regard.cli.starting import importing
 from regard.errors import UserError
 
 
@@ -54,9 +55,10 @@ def fill(
     """
     if best < 1:
         raise UserError(f"--best {best}: should be at least 1")
-    from regard.cli.inputs import inputs
-    from regard.cli.lines import line_writer
-    from regard.pipelines.filler import MaskFiller
+    with importing():
+        from regard.cli.inputs import inputs
+        from regard.cli.lines import line_writer
+        from regard.pipelines.filler import MaskFiller
 
     given, name, patience = inputs(text, input, "Type a line with [MASK] to have it filled")
     filler = MaskFiller.load(model, device)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from regard.cli.starting import importing
+
 if TYPE_CHECKING:
     from regard.pipelines.generator import TextGenerator
     from regard.search.generation import Generation
@@ -118,10 +120,11 @@ def generate(
     device
         Where to compute: cpu, cuda, cuda:1, ... Default: a GPU if there is one.
     """
-    from regard.cli.inputs import inputs
-    from regard.cli.lines import given_text, line_writer
-    from regard.cli.loading import side_by_side
-    from regard.pipelines.generator import TextGenerator
+    with importing():
+        from regard.cli.inputs import inputs
+        from regard.cli.lines import given_text, line_writer
+        from regard.cli.loading import side_by_side
+        from regard.pipelines.generator import TextGenerator
 
     given = {
         "max_tokens": max_tokens,

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from regard.cli.starting import importing
 from regard.errors import UserError
 
 
@@ -47,10 +48,11 @@ def score(
     """
     if batch_tokens < 1:
         raise UserError(f"--batch-tokens {batch_tokens}: should be 1 or more")
-    from regard.cli.lines import line_writer
-    from regard.cli.loading import load_for_bulk
-    from regard.evaluation.scoring import Total
-    from regard.text.lines import read_pairs
+    with importing():
+        from regard.cli.lines import line_writer
+        from regard.cli.loading import load_for_bulk
+        from regard.evaluation.scoring import Total
+        from regard.text.lines import read_pairs
 
     translator = load_for_bulk(model, device)
     pairs = read_pairs(source, target)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from regard.cli.starting import importing
 from regard.cli.translating import Translating
 from regard.errors import UserError
 
@@ -85,11 +86,12 @@ def translate(
     restart
         From --input to --output: begin anew, instead of going on with what an interrupted command has done.
     """
-    from regard.cli.inputs import inputs
-    from regard.cli.journaled import circumstances, journaled
-    from regard.cli.lines import line_writer
-    from regard.cli.loading import load_for_bulk
-    from regard.pipelines.journal import draft_of
+    with importing():
+        from regard.cli.inputs import inputs
+        from regard.cli.journaled import circumstances, journaled
+        from regard.cli.lines import line_writer
+        from regard.cli.loading import load_for_bulk
+        from regard.pipelines.journal import draft_of
 
     texts, name, patience = inputs(text, input, "Type a line to have it translated")
     how = how or Translating()
