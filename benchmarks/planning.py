@@ -25,10 +25,10 @@ from rich.console import Console
 from rich.table import Table
 
 from regard.inspection.costs import parameters_by_part
+from regard.recipes import dump_yaml, merge
 from regard.runs.memory import size
 from regard.runs.plan import Plan, plan
 from regard.runs.tasks import resolve
-from regard.settings import dump_yaml, merge
 from regard.text.lines import read_lines, write_lines
 
 Values = dict[str, Any]

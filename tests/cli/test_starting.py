@@ -20,7 +20,7 @@ from regard.text.tokenizer import Tokenizer, TokenizerPair, TokenizerSettings
 
 HEAVY = {
     *("torch._dynamo", "torch._inductor", "sympy", "triton", "transformers", "tensorboard", "matplotlib", "scipy"),
-    *("pandas", "sklearn", "ray", "pyarrow", "sacrebleu", "lxml", "rich"),
+    *("pandas", "sklearn", "ray", "pyarrow", "sacrebleu", "lxml", "rich", "yaml"),
     *("regard.runs", "regard.training", "regard.inspection", "regard.convert", "regard.evaluation.metrics"),
     *("regard.pipelines.classifier", "regard.pipelines.filler", "regard.pipelines.generator"),
 }

@@ -16,8 +16,8 @@ from regard.cli import main
 from regard.experiments import baselines
 from regard.experiments.baselines import Comparison
 from regard.experiments.contenders import ContendersSettings
+from regard.recipes import read_yaml
 from regard.runs.tasks import resolve
-from regard.settings import read_yaml
 from regard.training.terminal import TerminalView
 from regard.training.trainer import Listening, StepReport, Trainer
 

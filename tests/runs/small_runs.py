@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.console import Console
 
+from regard.recipes import merge
 from regard.runs import run
 from regard.runs.tasks import resolve
-from regard.settings import merge
 from regard.text.lines import write_lines
 from regard.training.terminal import TerminalView
 from regard.training.trainer import StepReport, Trainer

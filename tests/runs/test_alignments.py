@@ -12,8 +12,8 @@ from regard.data.aligned import open_links
 from regard.data.dataset import PairDataset
 from regard.errors import UserError
 from regard.model.settings import AlignmentHead
+from regard.recipes import merge
 from regard.runs.tasks import resolve
-from regard.settings import merge
 from regard.text.lines import read_lines, write_lines
 from regard.text.tokenizer import TokenizerPair
 from runs.small_runs import Killed, carry_out, recipe

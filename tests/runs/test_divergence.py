@@ -13,9 +13,9 @@ from rich.console import Console
 
 from regard.errors import JobError
 from regard.model import store
+from regard.recipes import merge
 from regard.runs import run
 from regard.runs.tasks import resolve
-from regard.settings import merge
 from regard.training.checkpoint import checkpoints, load_checkpoint, load_latest
 from regard.training.guard import DivergenceError
 from regard.training.terminal import TerminalView

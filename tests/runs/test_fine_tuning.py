@@ -14,11 +14,11 @@ from regard.data.dataset import PairDataset
 from regard.errors import UserError
 from regard.model import store
 from regard.model.transformer import CausalDecoder, EncoderDecoder
+from regard.recipes import merge, parse_yaml
 from regard.runs.run import build_model
 from regard.runs.settings import RunSettings
 from regard.runs.task import Run
 from regard.runs.tasks import TASKS, resolve, written
-from regard.settings import merge, parse_yaml
 from regard.text.extension import made_of
 from regard.text.lines import write_lines
 from regard.text.tokenizer import TokenizerPair

@@ -10,8 +10,8 @@ import pytest
 import regard
 from regard.data.images import read_images, write_images
 from regard.errors import UserError
+from regard.recipes import merge, parse_yaml
 from regard.runs.tasks import resolve, written
-from regard.settings import merge, parse_yaml
 from runs.small_runs import Killed, Recipe, carry_out
 
 

@@ -17,6 +17,7 @@ from regard.cli import main
 from regard.errors import UserError
 from regard.inspection.costs import parameters_by_part
 from regard.model.store import unwrap
+from regard.recipes import merge
 from regard.runs import fitting, footprint, memory
 from regard.runs.child import OutOfMemoryError, Tell, in_child
 from regard.runs.footprint import Footprint, Kept, Shape, count, kept_bytes, shape
@@ -26,7 +27,6 @@ from regard.runs.rehearsal import rehearse
 from regard.runs.run import build_model, build_trainer
 from regard.runs.task import Run, Task
 from regard.runs.tasks import TASKS, resolve
-from regard.settings import merge
 from regard.text.lines import write_lines
 from regard.training.terminal import TerminalView
 from regard.training.trainer import Trainer

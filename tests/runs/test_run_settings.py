@@ -11,10 +11,10 @@ import pytest
 from regard.errors import UserError
 from regard.model.presets import PRESETS
 from regard.model.store import ModelConfig, Vocabulary, build, write
+from regard.recipes import merge, parse_yaml, read_yaml
 from regard.runs.settings import RunSettings
 from regard.runs.tasks import TASKS, resolve, written
 from regard.runs.translation import Translation
-from regard.settings import merge, parse_yaml, read_yaml
 
 FILES: dict[str, Any] = {"data": {"train": {"source": "a", "target": "b"}}}
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))

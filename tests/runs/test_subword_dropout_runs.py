@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from regard.errors import UserError
+from regard.recipes import merge
 from regard.runs.run import load_settings
 from regard.runs.tasks import resolve
-from regard.settings import merge
 from runs.small_runs import Killed, Recipe, carry_out, recipe
 
 

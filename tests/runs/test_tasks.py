@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 import regard
 from regard.errors import UserError
 from regard.model import adapters, store
+from regard.recipes import merge, parse_yaml
 from regard.runs import run
 from regard.runs.masked_language_model import MaskedLanguageModel
 from regard.runs.run import load_settings
 from regard.runs.settings import TaskName
 from regard.runs.tasks import TASKS, resolve, written
-from regard.settings import merge, parse_yaml
 from regard.text.lines import read_lines, write_lines
 from regard.training.validation import DIRECTIONS
 from runs.small_runs import Killed, Killer, Recipe, carry_out, recipe

@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from regard.errors import UserError
-from regard.settings import merge, parse_overrides, read_yaml
+from regard.recipes import merge, parse_overrides, read_yaml
 
 app = App(
     name="experiment",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from regard.errors import UserError
-from regard.settings import merge, parse_overrides, read_yaml
+from regard.recipes import merge, parse_overrides, read_yaml
 
 if TYPE_CHECKING:
     from regard.runs.settings import RunSettings

@@ -15,8 +15,9 @@ from regard.experiments.convolution import ConvolutionalEncoderDecoder, Convolut
 from regard.experiments.recurrent import RecurrentEncoderDecoder, RecurrentSettings
 from regard.experiments.reference import ReferenceSettings
 from regard.model.transformer import EncoderDecoder
+from regard.recipes import merge
 from regard.runs.settings import RunSettings
-from regard.settings import Settings, merge
+from regard.settings import Settings
 from regard.training.trainer import TrainingSettings
 
 WIDEST = 2**14

@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 from regard.errors import UserError
 from regard.model import adapters, store
 from regard.model.settings import HeadSettings
+from regard.recipes import merge, read_yaml
 from regard.runs.settings import RunSettings
 from regard.runs.task import Run
-from regard.settings import merge, read_yaml
 from regard.text.extension import made_of
 from regard.text.tokenizer import TokenizerPair
 from regard.training.checkpoint import checkpoints, load_latest

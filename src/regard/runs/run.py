@@ -26,6 +26,7 @@ from torch import nn
 from regard.errors import UserError
 from regard.model import store
 from regard.pipelines import choose_device
+from regard.recipes import merge, read_yaml
 from regard.runs.export import export
 from regard.runs.fitting import expect, refuse_hopeless
 from regard.runs.initial import adapt, take_over, take_over_moments
@@ -35,7 +36,6 @@ from regard.runs.recovery import go_back, note
 from regard.runs.settings import RunSettings
 from regard.runs.task import Run, Say, Task
 from regard.runs.tasks import TASKS, reread, written
-from regard.settings import merge, read_yaml
 from regard.text.directories import alone
 from regard.text.lines import atomic_write, leftovers
 from regard.training.checkpoint import Checkpoint, checkpoints, load_latest

@@ -7,6 +7,7 @@ from typing import Any
 
 from regard.errors import UserError
 from regard.model.presets import preset
+from regard.recipes import dump_yaml, merge
 from regard.runs.classification import TextClassification, TokenClassification
 from regard.runs.image_classification import ImageClassification
 from regard.runs.initial import initial_model, with_initial
@@ -15,7 +16,6 @@ from regard.runs.masked_language_model import MaskedLanguageModel
 from regard.runs.settings import RunSettings
 from regard.runs.task import Task
 from regard.runs.translation import Translation
-from regard.settings import dump_yaml, merge
 
 TASKS: dict[str, type[Task]] = {
     "translation": Translation,
