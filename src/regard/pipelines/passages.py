@@ -12,10 +12,10 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from regard.model.store import Languages
-from regard.search.beam import length_penalty
+from regard.search.beam import length_penalty, rank
 from regard.search.engine import WINDOW, Candidate, Translation
 from regard.search.inputs import NO_CHARACTER, whole_characters
 from regard.search.requests import Request
@@ -30,6 +30,9 @@ KNOWN = 256
 """Tokens of a source that a model for translation is taken to know, as training leaves out longer ones by default."""
 SHORT = 0.8
 """Sentences are missing where there are fewer than in the source, and tokens fewer than this share of its tokens."""
+
+
+Order = Literal["scores", "chosen", "drawn"]
 
 
 class Search(Protocol):
@@ -76,6 +79,8 @@ class Passages:
     Args:
         reads: tokens of a text that the model can read.
         writes: tokens of a text that it can write.
+        order: of the candidates that `search` gives: by their scores, as they were "chosen" by something else, or as
+            they were "drawn".
     """
 
     def __init__(
@@ -86,7 +91,9 @@ class Passages:
         reads: int,
         writes: int,
         languages: Languages,
+        order: Order = "scores",
     ) -> None:
+        self._order = order
         self._search, self._tokenizers, self._settings, self._languages = search, tokenizers, settings, languages
         self._mender = Mender(tokenizers, settings, self._again, languages.source, languages.target)
         known = min(KNOWN, writes) if self._mender.translates else reads
@@ -210,16 +217,17 @@ class Passages:
     def _joined(self, item: _Item) -> Mended:
         """The translation of a text from those of its parts."""
         if item.whole:
-            return item.found[0]
+            (whole,) = item.found
+            return whole if self._order != "drawn" else replace(whole, candidates=_ranked(whole.candidates))
         if not item.passage.pieces:
             return self._mender.unchanged(item.source)
-        ways = best_together(item.found, self._settings.nbest)
-        joined = [self._candidate(item.passage, way) for way in ways]
-        joined.sort(key=lambda each: (each.finished, each.score), reverse=True)
+        by_score = self._order == "scores"
+        ways = best_together(item.found, self._settings.nbest) if by_score else in_turn(item.found)
+        joined = tuple(self._candidate(item.passage, way) for way in ways)
         remedies = ["sentence by sentence"] * (item.before is not None)
         remedies += dict.fromkeys(each.remedy for each in item.found if each.remedy is not None)
         mended = Mended(
-            tuple(joined),
+            joined if self._order == "chosen" else _ranked(joined),
             any(each.shortened for each in item.found),
             max((each.trouble for each in item.found if each.trouble), key=lambda each: each.badness, default=None),
             "; ".join(remedies) or None,
@@ -247,6 +255,19 @@ def _within(edges: tuple[str, str], mended: Mended) -> Mended:
     return replace(
         mended, candidates=tuple(replace(each, text=before + each.text + after) for each in mended.candidates)
     )
+
+
+def _ranked(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    return tuple(sorted(candidates, key=rank, reverse=True))
+
+
+def in_turn(found: Sequence[Translation]) -> list[list[Candidate]]:
+    """The first candidates of all translations, the second ones, and so on; what has fewer says its last one again.
+
+    So joined, draws are draws, and the choices of something else come before what it did not choose.
+    """
+    most = max(len(translation.candidates) for translation in found)
+    return [[each.candidates[min(place, len(each.candidates) - 1)] for each in found] for place in range(most)]
 
 
 def best_together(found: Sequence[Translation], most: int) -> list[list[Candidate]]:

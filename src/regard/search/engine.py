@@ -63,7 +63,7 @@ class Translation:
     """What became of one input."""
 
     candidates: tuple[Candidate, ...]
-    """Best first; at least one."""
+    """Best first, or as they were drawn; at least one."""
     shortened: bool = False
     """Whether the input was longer than the model can read, and its end was left out."""
 
@@ -363,12 +363,12 @@ class _Engine:
         return [[replace(each, score=each.score + next(weighted)) for each in several] for several in found]
 
     def _candidates(self, hypotheses: Sequence[Hypothesis]) -> Candidates:
-        """With their texts, best first: as many as are wanted, or all that were drawn, where none is chosen."""
-        ranked = sorted(hypotheses, key=rank, reverse=True)
-        texts = self.tokenizers.target.decode([list(hypothesis.ids) for hypothesis in ranked])
-        candidates = [Candidate(**vars(each), text=text) for each, text in zip(ranked, texts, strict=True)]
+        """With their texts, as many as are wanted; or all that were drawn, where none is chosen."""
+        texts = self.tokenizers.target.decode([list(hypothesis.ids) for hypothesis in hypotheses])
+        candidates = [Candidate(**vars(each), text=text) for each, text in zip(hypotheses, texts, strict=True)]
         if self.sampling is not None and self.utility is None:
             return tuple(candidates)
+        candidates.sort(key=rank, reverse=True)
         distinct: dict[str, Candidate] = {}
         for candidate in candidates:
             distinct.setdefault(candidate.text, candidate)
