@@ -14,6 +14,7 @@ from regard.model.positions import POSITIONS
 from regard.model.settings import ModelSettings
 from regard.model.transformer import CausalDecoder
 from regard.pipelines import TextGenerator
+from regard.search.beam import length_penalty
 from regard.search.decoder import CachedText
 from regard.search.settings import GenerationSettings
 from regard.search.stops import StopReader
@@ -26,10 +27,17 @@ MODES: dict[str, dict[str, Any]] = {
     "drawn": {"seed": 5},
     "drawn from few": {"seed": 5, "temperature": 1.5, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
     "penalised": {"temperature": 0, "repetition_penalty": 1.5, "no_repeat": 2},
+    "several drawn": {"seed": 5, "n": 3},
     "beam": {"beam": 3},
+    "several of a beam": {"beam": 4, "n": 4, "alpha": 0.0, "stop": ("e", "o", "a")},
+    "penalised beam": {"beam": 3, "n": 2, "alpha": -1.0, "repetition_penalty": 1.5, "no_repeat": 2, "min_tokens": 3},
     "contrastive": {"contrastive": 0.6},
+    "penalised contrast": {"contrastive": 0.6, "repetition_penalty": 1.3},
+    "stop": {"seed": 3, "stop": ("e", "o", "a")},
     "endless": {"seed": 2, "endless": True, "sinks": 2, "recent": 6},
 }
+"""All ways of searching that a user can ask for. What is added here has to keep what is said of each `mode` below."""
+every_mode = pytest.mark.parametrize("mode", MODES)
 
 
 def generator(positions: str = "rotary", **changes: Any) -> TextGenerator:
@@ -41,16 +49,57 @@ def generator(positions: str = "rotary", **changes: Any) -> TextGenerator:
     return TextGenerator(model, TOKENIZER)
 
 
-@pytest.mark.parametrize("positions", sorted(POSITIONS))
-@pytest.mark.parametrize("mode", sorted(MODES))
+COMPANY = [
+    *(("rotary", mode) for mode in MODES),
+    *(
+        (name, mode)
+        for name in sorted(POSITIONS)
+        if name != "rotary"
+        for mode in ("greedy", "beam", "contrastive", "endless")
+    ),
+]
+
+
+@pytest.mark.parametrize(("positions", "mode"), COMPANY)
 def test_a_prompt_gives_the_same_alone_and_beside_others(positions: str, mode: str) -> None:
-    """Alone, in one left-padded batch, in the other order, in small batches and by several workers."""
-    model, options = generator(positions), {"max_tokens": 12} | MODES[mode]
-    alone = [model.generate(prompt, **options)[0] for prompt in PROMPTS]
-    assert len(set(alone)) > 1
-    assert model.generate(PROMPTS, **options) == alone
-    assert model.generate(PROMPTS[::-1], **options) == alone[::-1]
-    assert model.generate(PROMPTS, batch_tokens=60, **options) == alone
+    """Alone, in one left-padded batch, and in small ones in the other order by several workers."""
+    model, options = generator(positions), {"max_tokens": 8} | MODES[mode]
+    alone = [model.results(prompt, **options)[0] for prompt in PROMPTS]
+    assert len({result.best.text for result in alone}) > 1
+    together = model.results(PROMPTS, **options)
+    model.workers = 2
+    again = model.results(PROMPTS[::-1], batch_tokens=60, **options)[::-1]
+    for results in (together, again):
+        for one, other in zip(results, alone, strict=True):
+            assert one.prompt == other.prompt
+            for each, expected in zip(one.continuations, other.continuations, strict=True):
+                assert (each.text, each.ids, each.stopped) == (expected.text, expected.ids, expected.stopped)
+                assert each.log_probability == pytest.approx(expected.log_probability, abs=3e-4)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "endless"])
+def test_log_probabilities_are_those_of_whole_passes_and_the_best_come_first(mode: str) -> None:
+    model, options = generator(), {"max_tokens": 12} | MODES[mode]
+    for prompt, result in zip(PROMPTS, model.results(PROMPTS, **options), strict=True):
+        assert len(result.continuations) == options.get("n", 1)
+        begin = [*TOKENIZER.frames.begin, *TOKENIZER.encode([prompt])[0]]
+        for each in result.continuations:
+            said = [*each.ids, *[TOKENIZER.eos] * (each.stopped == "end")]
+            with torch.no_grad():
+                table_TV = model.model.logits(model.model.decode(torch.tensor([[*begin, *said]])))[0].log_softmax(-1)
+            places = range(len(begin) - 1, len(begin) + len(said) - 1)
+            expected = sum(float(table_TV[place, token]) for place, token in zip(places, said, strict=True))
+            assert each.log_probability == pytest.approx(expected, abs=1e-3)
+            assert len(each.ids) <= 12
+            assert (each.stopped == "length") <= (len(each.ids) == 12)
+        if "beam" in options and "repetition_penalty" not in options:
+            alpha = options.get("alpha", 0.6)
+            ranks = [
+                (each.finished, each.log_probability / length_penalty(len(each.ids) + (each.stopped == "end"), alpha))
+                for each in result.continuations
+            ]
+            assert ranks == sorted(ranks, reverse=True)
+            assert len({each.ids for each in result.continuations}) == len(ranks)
 
 
 @pytest.mark.parametrize("mode", ["greedy", "drawn", "contrastive", "endless"])
@@ -168,23 +217,47 @@ def constant(token: int) -> TextGenerator:
     return model
 
 
-@pytest.mark.parametrize("options", [{"temperature": 0}, {"seed": 1}, {"beam": 2}, {"contrastive": 0.5}])
-def test_without_an_end_the_limit_ends_a_text_and_it_is_marked(options: dict[str, Any]) -> None:
+FREE = {"no_repeat": 0, "repetition_penalty": 1.0, "min_tokens": 0, "stop": ()}
+"""No rule that says more than the model."""
+
+
+@every_mode
+def test_without_an_end_the_limit_ends_a_text_and_it_is_marked(mode: str) -> None:
     letter = TOKENIZER.encode(["a"])[0][-1]
-    (result,) = constant(letter).results("the", max_tokens=5, **options)
+    (result,) = constant(letter).results("the", **(MODES[mode] | FREE), max_tokens=5)
     assert (result.best.ids, result.best.stopped, result.best.finished) == ((letter,) * 5, "length", False)
 
 
-@pytest.mark.parametrize("options", [{"temperature": 0}, {"seed": 1}, {"beam": 2}, {"contrastive": 0.5}])
-def test_an_end_at_once_is_an_empty_text(options: dict[str, Any]) -> None:
-    (result,) = constant(TOKENIZER.eos).results("the", max_tokens=5, **options)
+@every_mode
+def test_an_end_at_once_is_an_empty_text(mode: str) -> None:
+    (result,) = constant(TOKENIZER.eos).results("the", **(MODES[mode] | FREE), max_tokens=5)
     assert (result.best.text, result.best.ids, result.best.stopped) == ("", (), "end")
+    assert result.best.log_probability == pytest.approx(0, abs=1e-5)
 
 
+@every_mode
 @pytest.mark.parametrize("name", ["pad", "bos", "unk"])
-def test_control_tokens_are_never_written(name: str) -> None:
-    (result,) = constant(getattr(TOKENIZER, name)).results("the", max_tokens=5, temperature=0)
-    assert not set(result.best.ids) & {TOKENIZER.pad, TOKENIZER.bos, TOKENIZER.unk}
+def test_control_tokens_are_never_written(mode: str, name: str) -> None:
+    (result,) = constant(getattr(TOKENIZER, name)).results("the", max_tokens=5, **MODES[mode])
+    for each in result.continuations:
+        assert not set(each.ids) & {TOKENIZER.pad, TOKENIZER.bos, TOKENIZER.unk}
+
+
+def test_the_scores_of_a_beam_that_were_computed_by_hand() -> None:
+    a, b = (TOKENIZER.encode([letter])[0][-1] for letter in "ab")
+    model = constant(a)
+    assert isinstance(model.model, Constant)
+    model.model.answer_V = torch.full((TOKENIZER.size,), -torch.inf)
+    model.model.answer_V[[a, b, TOKENIZER.eos]] = torch.tensor([0.6, 0.3, 0.1]).log()
+    (result,) = model.results("the", beam=50, n=5, alpha=0.0, max_tokens=50)
+    assert [each.ids for each in result.continuations] == [(), (a,), (a, a), (b,), (a, a, a)]
+    scores = [-2.3026, -2.8134, -3.3242, -3.5066, -3.8351]
+    assert [each.log_probability for each in result.continuations] == pytest.approx(scores, abs=1e-4)
+    model.model.answer_V[[a, b, TOKENIZER.eos]] = torch.tensor([2 / 3, 1 / 3, 0.0]).log()
+    for options in ({"temperature": 0}, {"beam": 3}):
+        (endless,) = model.results("the", max_tokens=5, **options)
+        assert (endless.best.ids, endless.best.stopped) == ((a,) * 5, "length")
+        assert endless.best.log_probability == pytest.approx(-2.027, abs=1e-3)
 
 
 def test_each_prompt_has_chances_of_its_own() -> None:

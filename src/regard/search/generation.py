@@ -7,12 +7,14 @@ Shapes: B prompts of a batch, R rows (several texts of a prompt side by side), T
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from regard.errors import UserError
 from regard.model.cache import Bound
@@ -21,7 +23,7 @@ from regard.search.beam import Hypothesis, beam_search
 from regard.search.decoder import CachedText
 from regard.search.growth import Growing, Stopped, choose_step_by_step, contrast_step_by_step
 from regard.search.inputs import encode_or_replace, fill_left
-from regard.search.processors import Ban, MinimumLength, NoRepeat, Processor, RepetitionPenalty
+from regard.search.processors import NOTHING, Ban, MinimumLength, NoRepeat, Processor, RepetitionPenalty
 from regard.search.sampling import Sampling
 from regard.search.settings import GenerationSettings, SearchSettings
 from regard.search.stops import StopReader
@@ -251,10 +253,31 @@ class Writer:
                 processors=self._processors(prompts_RT.shape[1]),
                 complete=(lambda source, ids: _reads_stop(readers[source], ids)) if settings.stop else None,
             )
-        return [
-            tuple(_found(reader, limit, hypothesis) for hypothesis in hypotheses)
+        continued = [
+            [_found(reader, limit, hypothesis) for hypothesis in hypotheses]
             for reader, limit, hypotheses in zip(readers, limits, found, strict=True)
         ]
+        if settings.repetition_penalty != 1:  # which is part of what the search added up
+            continued = [self._reread(prompt, several) for prompt, several in zip(prompts, continued, strict=True)]
+        return list(map(tuple, continued))
+
+    def _reread(self, prompt: list[int], found: Sequence[Continuation]) -> list[Continuation]:
+        """The same with their probabilities under the model."""
+        said = [[*each.ids, *[self.tokenizer.eos] * (each.stopped == "end")] for each in found]
+        texts = [Growing(len(tokens)) for tokens in said]
+        growing = [(text, tokens) for text, tokens in zip(texts, said, strict=True) if tokens]
+        if not growing:
+            return list(found)
+
+        def next_said(scores_RV: Float[Tensor, "R V"], chances: Sequence[float]) -> Int[Tensor, " R"]:
+            tokens = [tokens[len(text.ids)] for text, tokens in growing if text.stopped is None]
+            return torch.tensor(tokens, device=scores_RV.device)
+
+        prompts_RT = fill_left([prompt] * len(growing), self.device)
+        decoder = CachedText(self.model, prompts_RT)
+        for _ in choose_step_by_step(decoder, prompts_RT, [text for text, _ in growing], next_said, end=NOTHING):
+            pass
+        return [replace(each, log_probability=text.log_probability) for each, text in zip(found, texts, strict=True)]
 
     def _processors(self, prompt: int) -> list[Processor]:
         settings, tokenizer = self.settings, self.tokenizer
