@@ -11,6 +11,7 @@ import torch
 import regard
 from cli.small_encoders import filler
 from regard.cli import main
+from regard.data.masking import control_ids
 from regard.errors import UserError
 from regard.pipelines import write_directory
 
@@ -79,6 +80,15 @@ def test_neither_batches_nor_threads_change_a_result() -> None:
                 assert [each.id for each in mask] == [each.id for each in expected]
                 assert [each.probability for each in mask] == pytest.approx([each.probability for each in expected])
     assert [len(each.masks) for each in alone] == [1, 1, 2, 1, 1]
+
+
+def test_of_equally_probable_tokens_the_lower_ids_come_first() -> None:
+    equal = filler()
+    for parameter in equal.model.parameters():
+        parameter.data.zero_()
+    (filled,) = equal.fill("the [MASK] is off", best=4)
+    first = [number for number in range(20) if number not in control_ids(equal.tokenizer)][:4]
+    assert [each.id for each in filled.masks[0]] == first
 
 
 def test_a_filled_text_is_the_text_with_the_best_tokens() -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-import pytest
 import torch
 
 from regard.model.transformer import EncoderDecoder
-from regard.pipelines import Translator
 from regard.search.engine import NOTHING, Translation, pad_sources, translate
 from regard.search.settings import SamplingSettings, SearchSettings
 from regard.text.tokenizer import TokenizerPair
@@ -25,20 +23,6 @@ def drawn(
     settings = SearchSettings(extra_tokens=extra_tokens)
     chances = SamplingSettings.parse({"seed": 1, **sampling}, "test")
     return list(translate(model, tokenizers, texts, settings, sampling=chances))
-
-
-@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"top_k": 1}, {"top_p": 0}])
-def test_without_a_choice_it_is_greedy_search(
-    build_model: Build, tokenizers: TokenizerPair, sampling: dict[str, float]
-) -> None:
-    model = build_model()
-    greedy = translate(model, tokenizers, TEXTS, SearchSettings(beam=1, extra_tokens=8))
-    for found, expected in zip(drawn(model, tokenizers, TEXTS, **sampling), greedy, strict=True):
-        assert found.best.ids == expected.best.ids
-        assert found.best.text == expected.best.text
-        assert found.best.finished == expected.best.finished
-        assert found.best.log_probability == pytest.approx(expected.best.log_probability, abs=1e-4)
-        assert found.best.score == pytest.approx(expected.best.score, abs=1e-4)
 
 
 def test_the_seed_and_the_source_decide_whatever_stands_beside_it(
@@ -77,20 +61,3 @@ def test_tokens_come_as_often_as_the_model_finds_them_probable(build_model: Buil
     for seed in range(20):
         best = drawn(model, tokenizers, ["the dog"], seed=seed, top_k=2, extra_tokens=1)[0].best
         assert (best.ids or (end,))[0] in top
-
-
-def test_the_log_probability_is_the_models_whatever_they_are_drawn_from(
-    build_model: Build, tokenizers: TokenizerPair
-) -> None:
-    model = build_model()
-    translator = Translator(model, tokenizers).use(precision="float32")
-    sampling = SamplingSettings(seed=3, temperature=1.5)
-    finished = 0
-    for text, found in zip(TEXTS, translator.stream(TEXTS, patience=None, sampling=sampling), strict=True):
-        if text:
-            finished += found.best.finished
-            said = [*found.best.ids, *[tokenizers.target_end] * found.best.finished]
-            table_TV = log_probabilities(model, tokenizers, text, found.best.ids)
-            expected = sum(float(table_TV[place, token]) for place, token in enumerate(said))
-            assert found.best.log_probability == pytest.approx(expected, abs=1e-3)
-    assert finished

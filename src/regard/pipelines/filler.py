@@ -17,6 +17,7 @@ from regard.model.transformer import BidirectionalEncoder
 from regard.pipelines.directory import ModelDirectory, Pipeline, listed
 from regard.pipelines.reading import WINDOW, read, room
 from regard.search.inputs import encode_or_replace
+from regard.search.ranking import largest
 from regard.search.windows import windows
 from regard.text.tokenizer import Tokenizer, TokenizerPair
 
@@ -147,7 +148,7 @@ class MaskFiller(Pipeline):
     def _fillings(self, states_ND: Tensor, best: int) -> tuple[tuple[Filling, ...], ...]:
         probabilities_NV = self.model.logits(states_ND).float().softmax(dim=-1)
         probabilities_NV[:, self._never] = -1.0
-        values, ids = probabilities_NV.topk(min(best, probabilities_NV.shape[1] - len(self._never)), dim=-1)
+        values, ids = largest(probabilities_NV, min(best, probabilities_NV.shape[1] - len(self._never)))
         return tuple(
             tuple(
                 Filling(self.tokenizer.decode([[number]])[0].strip(" "), number, probability)

@@ -308,10 +308,8 @@ class _Engine:
         """How long each output may become, the end token included. What it has to say is never too long."""
         limits = []
         for source in sources:
-            limit = len(source.ids) + self.settings.extra_tokens
-            if self.settings.max_ratio is not None:
-                limit = min(limit, ceil(self.settings.max_ratio * len(source.ids)) + 1)
-            limits.append(min(max(limit, source.wishes.tokens + 1), self.longest))
+            limit = max(self.settings.most(len(source.ids)), source.wishes.tokens + 1)
+            limits.append(min(limit, self.longest))
         return limits
 
     def _ban(self) -> Ban:
@@ -324,8 +322,8 @@ class _Engine:
         if self.settings.no_repeat:
             rules.append(NoRepeat(self.settings.no_repeat))
         if self.settings.min_tokens or self.settings.min_ratio:
-            least = [ceil(self.settings.min_ratio * len(source.ids)) for source in sources]
-            rules.append(MinimumLength(self.end, [max(self.settings.min_tokens, each) for each in least], prompt=1))
+            least = [self.settings.least(len(source.ids)) for source in sources]
+            rules.append(MinimumLength(self.end, least, prompt=1))
         if any(each.beginning.ids or each.beginning.rest for each in wishes):
             rules.append(Begin([each.beginning for each in wishes], spelling(self.tokenizers.target)))
         if self.forbidden or any(each.forbidden for each in wishes):

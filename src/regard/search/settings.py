@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from math import ceil
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -64,6 +66,20 @@ class SearchSettings(Settings):
         if self.max_ratio is not None and self.min_ratio > self.max_ratio:
             raise ValueError(f"min_ratio = {self.min_ratio} is more than max_ratio = {self.max_ratio}")
         return self
+
+    def least(self, tokens: int) -> int:
+        """How many tokens the output of a source of so many has before its end."""
+        return max(self.min_tokens, _times(self.min_ratio, tokens))
+
+    def most(self, tokens: int) -> int:
+        """And how many it may have, the end included."""
+        limit = tokens + self.extra_tokens
+        return limit if self.max_ratio is None else min(limit, _times(self.max_ratio, tokens) + 1)
+
+
+def _times(ratio: float, tokens: int) -> int:
+    """Rounded up, with the ratio as it is written: 1.1 times 10 is 11, but 12 where floats are multiplied."""
+    return ceil(Fraction(str(ratio)) * tokens)
 
 
 class SamplingSettings(Settings):
