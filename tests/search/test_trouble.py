@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -260,3 +261,13 @@ def test_remedies_keep_the_rest_of_what_was_asked_for():
         SearchSettings.parse(changed.model_dump(), "test")
         assert remedy.applies("A dog")
         assert remedy.applies("a dog") is (remedy.name != "in lower case")
+
+
+def test_no_remedy_allows_what_was_excluded():
+    """Searched for again, an output is no shorter than asked for, and repeats no more."""
+    for least, turns in product((0, 2, 40), (0, 1, 2, 5)):
+        for remedy in REMEDIES:
+            changed = remedy(SearchSettings(min_tokens=least, no_repeat=turns))
+            assert changed.min_tokens >= max(least, remedy.min_tokens)
+            for asked in filter(None, (turns, remedy.no_repeat)):
+                assert 0 < changed.no_repeat <= asked

@@ -70,7 +70,9 @@ class Remedy:
 
     name: str
     against: tuple[Trouble, ...]
-    settings: dict[str, int] = field(default_factory=dict)
+    min_tokens: int = 0
+    no_repeat: int = 0
+    """As in `SearchSettings`: what was asked for stays where it is stricter."""
     wider: int = 1
     """So many times the beam that was asked for, or what makes it 4 at least."""
     text: Callable[[str], str] = str
@@ -79,21 +81,23 @@ class Remedy:
     def __call__(self, settings: SearchSettings) -> SearchSettings:
         """All that the beam holds is wanted, so that what is in trouble can be passed over."""
         beam = settings.beam * max(self.wider, ceil(4 / settings.beam))
-        return settings.model_copy(update={**self.settings, "beam": beam, "nbest": beam})
+        least = max(settings.min_tokens, self.min_tokens)
+        turns = min({settings.no_repeat, self.no_repeat} - {0}, default=0)  # the fewer tokens, the stricter
+        return settings.model_copy(update={"beam": beam, "nbest": beam, "min_tokens": least, "no_repeat": turns})
 
     def applies(self, source: str) -> bool:
         """Whether anything would be searched for otherwise."""
-        return bool(self.settings) or self.wider > 1 or self.text(source) != source
+        return self.min_tokens > 0 or self.no_repeat > 0 or self.wider > 1 or self.text(source) != source
 
 
 ENDLESS = Trouble.LOOP, Trouble.UNFINISHED
 
 REMEDIES = (
     Remedy("in lower case", (Trouble.EMPTY, *ENDLESS), text=str.lower),
-    Remedy("at least one token", (Trouble.EMPTY,), {"min_tokens": 1}),
-    Remedy("at least three tokens", (Trouble.EMPTY,), {"min_tokens": 3}, wider=2),
-    Remedy("no three tokens twice", ENDLESS, {"min_tokens": 1, "no_repeat": 3}),
-    Remedy("no two tokens twice", ENDLESS, {"min_tokens": 1, "no_repeat": 2}, wider=2),
+    Remedy("at least one token", (Trouble.EMPTY,), min_tokens=1),
+    Remedy("at least three tokens", (Trouble.EMPTY,), min_tokens=3, wider=2),
+    Remedy("no three tokens twice", ENDLESS, min_tokens=1, no_repeat=3),
+    Remedy("no two tokens twice", ENDLESS, min_tokens=1, no_repeat=2, wider=2),
     Remedy("anything but a copy", (Trouble.COPY,), wider=2),
 )
 """In the order in which they are tried. Capitals come first: many models have seen too few of them, or none."""
