@@ -129,12 +129,17 @@ def test_interrupted_it_says_how_to_go_on_and_goes_on(
     done = LINES.index(UNLIKE[19]) + 1
     assert status == 130
     assert said.startswith(f"{output}: {done} lines are done; the same command goes on from there\n")
+    assert said.endswith("\nregard: interrupted\n")
     assert not output.exists()
     asked.clear()
     assert run(*command, "--beam", "2") == (
         2,
         f"regard: {output}: was begun with beam = 4, not 2; give the same again to go on, --restart to begin anew, "
         "or choose another --output\n",
+    )
+    status, said = run(*command, "--must", "tea", "--scores")
+    assert said.startswith(
+        f"regard: {output}: was begun with must = (), not ('tea',) and with scores = False, not True;"
     )
     assert asked == []
     monkeypatch.setattr("regard.search.executors.kind", lambda: "another kind of CPU")
@@ -143,6 +148,28 @@ def test_interrupted_it_says_how_to_go_on_and_goes_on(
     assert asked == UNLIKE[20:]
     assert output.read_bytes() == whole.read_bytes()
     assert not journal_of(output).exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(f"{verb} nowhere --input in.txt" for verb in ("translate", "translate --sample", "bulk", "generate")),
+        *(f"{verb} nowhere --input in.txt" for verb in ("classify", "fill")),
+        "score nowhere --source in.txt --target other.txt",
+        "score nowhere --source other.txt --target in.txt",
+        "evaluate nowhere --source other.txt --reference in.txt",
+    ],
+)
+def test_what_is_read_is_not_written_over(
+    run: Regard, source: Path, tmp_path: Path, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text, link = source.read_bytes(), tmp_path / "link"
+    link.symlink_to(source)
+    for output in (source, link, source.parent / ".." / source.parent.name / source.name):
+        status, said = run(*words.split(), "--output", output)
+        assert (status, f"--output {output}: is what is read, in.txt" in said) == (2, True)
+    assert source.read_bytes() == text
 
 
 def test_another_model_is_another_job(

@@ -104,6 +104,7 @@ def test_an_ensemble(run: Regard, models: list[Path], tmp_path: Path):
         (["--must", "a||b"], "an empty text stands everywhere"),
         (["--forbid", ""], "an empty text stands everywhere"),
         (["--sample", "--temperature", -1], "temperature"),
+        (["--samples", 0], "n: input should be greater than or equal to 1 (got 0)"),
         (["--groups", 3], "groups = 3 does not divide beam = 4"),
     ],
 )

@@ -38,7 +38,7 @@ VERBS = {
 
 def application(verb: str | None) -> App:
     """The command line. Only the module of `verb` is imported; the others are names with a summary."""
-    app = App(name="regard", version=__version__, help=HELP)
+    app = App(name="regard", version=__version__, help=HELP, suppress_keyboard_interrupt=False)
     for name, summary in VERBS.items():
         if name == verb:
             module = import_module(f"regard.cli.{name}")

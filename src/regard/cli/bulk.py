@@ -69,6 +69,7 @@ def bulk(
         Begin anew, instead of going on with what an interrupted command has done.
     """
     from regard.cli.journaled import circumstances, two_files
+    from regard.cli.lines import keep_apart
     from regard.cli.progress import progress
     from regard.pipelines.cluster import Work, carry_on, on_ray
     from regard.pipelines.journal import Terms
@@ -77,6 +78,7 @@ def bulk(
 
     if two_files(input, output) is None:
         raise UserError("regard bulk works from a file to a file: give files for --input and --output")
+    keep_apart(output, input)
     run = on_ray(workers, address)
     task = Task(model.resolve(), (how or Translating()).resolved(), str(input))
     translator, settings = task.begin()

@@ -61,7 +61,7 @@ def classify(
         from regard.cli.lines import line_writer
         from regard.pipelines.classifier import Classifier
 
-    given, name, patience = inputs(text, input, "Type a line to have it labelled")
+    given, name, patience = inputs(text, input, output, "Type a line to have it labelled")
     classifier = Classifier.load(model, device)
     if classifier.labels_words and best > 1:
         raise UserError(f"--best {best}: words get one label each; leave it out")

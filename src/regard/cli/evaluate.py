@@ -65,6 +65,7 @@ def evaluate(
     device
         Where to compute: cpu, cuda, cuda:1, ... Default: a GPU if there is one.
     """
+    from regard.cli.lines import keep_apart
     from regard.evaluation.metrics import compare, corpus_scores
     from regard.text.lines import read_lines
 
@@ -76,6 +77,7 @@ def evaluate(
     text = source if hypotheses is None else hypotheses
     if text is None or (model is None and hypotheses is None):
         raise UserError("evaluate what? give a model and --source, or --hypotheses (regard evaluate --help)")
+    keep_apart(output, source, *reference)
     translations = list(read_lines(text))
     references = [list(read_lines(path)) for path in reference]
     others = None if against is None else list(read_lines(against))

@@ -60,7 +60,7 @@ def fill(
         from regard.cli.lines import line_writer
         from regard.pipelines.filler import MaskFiller
 
-    given, name, patience = inputs(text, input, "Type a line with [MASK] to have it filled")
+    given, name, patience = inputs(text, input, output, "Type a line with [MASK] to have it filled")
     filler = MaskFiller.load(model, device)
     with line_writer(output) as write:
         for number, filled in enumerate(filler.stream(given, best, patience=patience, name=name), start=1):

@@ -149,7 +149,7 @@ def generate(
         "batch_tokens": batch_tokens,
     }
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    texts, name, patience = inputs(prompt, input, "Type a line to have it continued")
+    texts, name, patience = inputs(prompt, input, output, "Type a line to have it continued")
     generator = TextGenerator.load(model, device)
     settings = generator.options(options)
     if len(prompt) == 1 and output is None and not as_json and settings.n == settings.beam == 1:

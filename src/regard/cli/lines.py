@@ -9,13 +9,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from regard.errors import JobError
+from regard.errors import JobError, UserError
 from regard.text.lines import atomic_write, encode_line, one_line, read_stream
 
 
 def given_text(argument: str) -> str:
     """An argument as the UTF-8 text that was typed, also where the locale made Python take it for something else."""
     return os.fsencode(argument).decode("utf-8", "replace")
+
+
+def keep_apart(output: Path | None, *sources: Path | None) -> None:
+    """Raises `UserError` if a file that is read would be written over: its text would be gone."""
+    for source in sources:
+        if source is not None and output is not None and output.is_file() and _same(source, output):
+            raise UserError(f"--output {output}: is what is read, {source}; choose another file, to keep that text")
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:  # whoever reads it, says what is wrong
+        return False
 
 
 def standard_input() -> Iterator[str]:

@@ -49,11 +49,12 @@ def score(
     if batch_tokens < 1:
         raise UserError(f"--batch-tokens {batch_tokens}: should be 1 or more")
     with importing():
-        from regard.cli.lines import line_writer
+        from regard.cli.lines import keep_apart, line_writer
         from regard.cli.loading import load_for_bulk
         from regard.evaluation.scoring import Total
         from regard.text.lines import read_pairs
 
+    keep_apart(output, source, target)
     translator = load_for_bulk(model, device)
     pairs = read_pairs(source, target)
     total = Total()

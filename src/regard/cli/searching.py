@@ -133,7 +133,8 @@ class Searching:
 
         given = self._given(DRAWING)
         if self.sample or self.samples is not None:
-            return SamplingSettings.parse({**given, "n": self.samples or 1}, "sampling options")
+            count = 1 if self.samples is None else self.samples
+            return SamplingSettings.parse({**given, "n": count}, "sampling options")
         if given:
             raise UserError(f"--{next(iter(given)).replace('_', '-')} says how to draw: it goes with --sample")
         return None

@@ -93,7 +93,7 @@ def translate(
         from regard.cli.loading import load_for_bulk
         from regard.pipelines.journal import draft_of
 
-    texts, name, patience = inputs(text, input, "Type a line to have it translated")
+    texts, name, patience = inputs(text, input, output, "Type a line to have it translated")
     how = how or Translating()
     files = _to_go_on_with(input, output, how.searching.sampling(), restart)
     translator = load_for_bulk([model, *how.with_models], device)

@@ -90,8 +90,7 @@ class Translating:
 
     def job(self, settings: SearchSettings) -> dict[str, object]:
         """What is asked for."""
-        wishes = {"searching": self.searching.wishes(), "scores": self.scores, "align": self.align}
-        return {**settings.model_dump(), **wishes}
+        return {**settings.model_dump(), **self.searching.wishes(), "scores": self.scores, "align": self.align}
 
     def answers(
         self, translator: Translator, settings: SearchSettings, texts: Iterable[str], name: str, patience: float | None
