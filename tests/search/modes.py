@@ -6,7 +6,7 @@ than a search can look at, so all but a few of them, which write words of one le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from random import Random
@@ -183,12 +183,16 @@ if library.library() is not None:
         "shortlist": lambda model: Translator(model, TOKENIZERS, shortlist=_listed()).use("native", "float32"),
         "native ensemble": lambda model: several(model, "native", "float32", invariant=True),
     }
-FEW = ("beam", "diverse", "covering", "risk of draws", "beam, all rules")
-CASES = [
-    *((mode, "float32" if "float32" in CARRIERS else "torch") for mode in MODES),
-    *((mode, carrier) for carrier in CARRIERS if carrier != "float32" for mode in FEW),
-]
-"""Every mode, and every carrier; what rules do to the numbers of a model is the same code for all of them."""
+FEW = ("beam", "covering", "risk of draws")
+
+
+def cases(carrier: str, modes: Iterable[str], few: Iterable[str]) -> list[tuple[str, str]]:
+    """All of some modes with one carrier, and a few with each other one: the rules above them are the same code."""
+    first = carrier if carrier in CARRIERS else "torch"
+    others = [(mode, other) for other in CARRIERS if other != first for mode in few]
+    return [*((mode, first) for mode in modes), *others]
+
+
 EXACT = {"invariant", "float32", "int8", "shortlist", "native ensemble"}
 """What promises the same bits in any company."""
 

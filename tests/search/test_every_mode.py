@@ -22,7 +22,6 @@ from regard.search.trouble import Mended
 from search.modes import (
     ALONE,
     CARRIERS,
-    CASES,
     END,
     EXACT,
     EXTRA,
@@ -39,14 +38,19 @@ from search.modes import (
     A,
     B,
     Mode,
+    cases,
     constant,
     drawing,
     found,
     translator,
 )
 
-every_case = pytest.mark.parametrize(("mode", "carrier"), CASES)
-every_search = pytest.mark.parametrize("mode", [*SEARCHES, *ALONE])
+every_case = pytest.mark.parametrize(("mode", "carrier"), cases("float32", MODES, FEW))
+whole_texts = [mode for mode in MODES if "split" not in mode]
+every_case_of_whole_texts = pytest.mark.parametrize(("mode", "carrier"), cases("float32", whole_texts, FEW))
+every_search = pytest.mark.parametrize(
+    ("mode", "carrier"), cases("torch", [*SEARCHES, *ALONE], ("greedy", "beam", "drawn"))
+)
 every_carrier = pytest.mark.parametrize("carrier", CARRIERS)
 CLOSE: dict[str, float] = {"abs": 1e-4, "rel": 1e-5}
 
@@ -77,7 +81,7 @@ def test_company_changes_nothing(mode: str, carrier: str) -> None:
     assert_same(again, [alone[place] for place in order], exact)
 
 
-@pytest.mark.parametrize("mode", FEW)
+@pytest.mark.parametrize("mode", [*FEW, "beam, all rules"])
 @pytest.mark.parametrize("carrier", [each for each in ("invariant", "float32") if each in CARRIERS])
 def test_what_carries_a_model_out_changes_nothing(mode: str, carrier: str) -> None:
     assert_same(found(mode, carrier), found(mode, "torch"), abs=1e-3)
@@ -112,7 +116,7 @@ def shortlist_of(mode: str, carrier: str) -> Shortlist | None:
     return translator(carrier).shortlist if options.isdisjoint({"sampling", "groups", "no_repeat"}) else None
 
 
-@pytest.mark.parametrize(("mode", "carrier"), [case for case in CASES if "split" not in case[0]])
+@every_case_of_whole_texts
 def test_log_probabilities_are_those_of_the_model(mode: str, carrier: str) -> None:
     for text, translation in zip(TEXTS, found(mode, carrier), strict=True):
         if translation.remedy is not None:  # another search, with other rules
@@ -144,7 +148,7 @@ def test_candidates_are_ranked_and_different(mode: str, carrier: str) -> None:
                 assert each.score == pytest.approx(each.log_probability / penalty)
 
 
-@pytest.mark.parametrize(("mode", "carrier"), [case for case in CASES if "split" not in case[0]])
+@every_case_of_whole_texts
 def test_limits_and_rules_are_kept(mode: str, carrier: str) -> None:
     run = MODES[mode]
     for text, translation in zip(TEXTS, found(mode, carrier), strict=True):
@@ -196,7 +200,6 @@ def with_probabilities(carrier: str, *probabilities: tuple[int, float]) -> Trans
     return search
 
 
-@every_carrier
 @every_search
 def test_an_end_that_never_comes(mode: str, carrier: str) -> None:
     """Exactly as many tokens as there may be, and a mark that it is not finished."""
@@ -213,7 +216,6 @@ def test_an_end_that_never_comes(mode: str, carrier: str) -> None:
         assert translation.best.score == pytest.approx(5 * math.log(2 / 3), abs=1e-5)
 
 
-@every_carrier
 @every_search
 def test_an_empty_output_is_an_answer_and_control_tokens_are_none(mode: str, carrier: str) -> None:
     (empty,) = MODES[mode](with_probabilities(carrier, (END, 1.0)), ["a"], retry=False)
@@ -237,9 +239,12 @@ def test_the_scores_that_were_computed_by_hand(carrier: str) -> None:
     assert [each.text for each in translation.candidates] == ["", "a", "a a", "b", "a a a"]
     scores = [-2.3026, -2.8134, -3.3242, -3.5066, -3.8351]
     assert [each.score for each in translation.candidates] == pytest.approx(scores, abs=1e-4)
+    equal = with_probabilities(carrier, (A, 0.45), (B, 0.45), (END, 0.1))
+    (translation,) = Mode({"beam": 50, "nbest": 4, "alpha": 0.0})(equal, ["a"])
+    assert [each.text for each in translation.candidates] == ["", "a", "b", "a a"]
+    assert Mode({"beam": 1})(equal, ["a"])[0].best.text == "a a a a a"
 
 
-@every_carrier
 @every_search
 def test_where_nothing_is_allowed_there_is_an_empty_answer_without_an_end(mode: str, carrier: str) -> None:
     impossible = Mode(MODES[mode].options, {"prefix": "c ", "forbid": ("c",)})
@@ -270,7 +275,7 @@ def test_a_wide_beam_is_looking_at_every_output(carrier: str) -> None:
 @every_carrier
 def test_without_a_choice_drawing_is_greedy_search(carrier: str) -> None:
     greedy = found("greedy", "float32" if carrier == "shortlist" else carrier)  # which drawing does without
-    for options in ({"temperature": 0}, {"temperature": 1e-6}, {"top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}):
+    for options in ({"temperature": 0}, {"temperature": 1e-6}, {"top_k": 1}):
         assert_same(Mode(drawing(**options))(translator(carrier), TEXTS), greedy)
     wide = Mode(drawing(n=2, top_k=10**6, temperature=1e6))(translator(carrier), TEXTS)
     assert_same(Mode(drawing(n=2, temperature=1e6))(translator(carrier), TEXTS), wide, exact=True)
@@ -318,7 +323,7 @@ class Steps:
         self.sources, self.said = [self.sources[row] for row in rows], [self.said[row] for row in rows]
 
 
-@every_search
+@pytest.mark.parametrize("mode", [*SEARCHES, *ALONE])
 def test_the_finished_neither_go_on_nor_cost_anything(mode: str) -> None:
     results, rows = [], []
     for texts in (["a"], ["b"], ["a", "b"], ["b", "a"]):
