@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -112,3 +113,9 @@ def test_mistakes_are_said(run: Regard, models: list[Path], options: list[object
     status, _, err = run(models[0], *LINES, *options)
     assert status == 2
     assert message in err
+
+
+def test_a_metric_that_nothing_is_chosen_by(models: list[Path]):
+    metric: Any = "comet"
+    with pytest.raises(UserError, match="mbr = 'comet' is not a metric to choose by; take chrf or bleu"):
+        Translator.load(models[0], "cpu").translate(LINES, mbr=metric)

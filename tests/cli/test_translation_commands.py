@@ -136,21 +136,22 @@ def test_what_did_not_end_is_said(run: Regard, model: Path):
         ),
         (["evaluate", "--hypotheses", "{two}", "--reference", "{two}", "--beam", "2"], "leave out the model and"),
         (["evaluate", "{model}", "--hypotheses", "{two}", "--reference", "{two}"], "leave out the model"),
-        (["score", "{model}", "--source", "{one}", "--target", "{two}", "-o", "{one}"], "has 1 lines and"),
+        (["score", "{model}", "--source", "{one}", "--target", "{two}", "-o", "{three}"], "has 1 lines and"),
         (["score", "{model}", "--source", "{two}", "--target", "{two}", "--batch-tokens", "0"], "1 or more"),
     ],
 )
 def test_mistakes_are_one_sentence(run: Regard, model: Path, tmp_path: Path, words: list[str], message: str):
     (tmp_path / "one").write_text("a\n")
     (tmp_path / "two").write_text("a\nb\n")
+    (tmp_path / "three").write_text("a\n")
     (tmp_path / "empty").mkdir()
-    places = {"model": model, **{name: tmp_path / name for name in ("one", "two", "empty")}}
+    places = {"model": model, **{name: tmp_path / name for name in ("one", "two", "three", "empty")}}
     status, out, err = run(*(word.format(**places) for word in words))
     assert (status, out) == (2, "")
     assert message in err
     assert err.startswith("regard: ")
     assert err.count("\n") == 1
-    assert (tmp_path / "one").read_text() == "a\n"
+    assert (tmp_path / "three").read_text() == "a\n"
 
 
 def test_standard_input_whatever_the_locale(model: Path, expected: list[str]):

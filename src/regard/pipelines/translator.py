@@ -242,6 +242,8 @@ class Translator(Pipeline):
         return score(self.model, self.tokenizers, pairs, batch_tokens, workers=self.workers, name=name)
 
     def _utility(self, metric: Literal["chrf", "bleu"]) -> Utility:
+        if metric not in ("chrf", "bleu"):
+            raise UserError(f"mbr = {metric!r} is not a metric to choose by; take chrf or bleu")
         from regard.evaluation.metrics import SentenceScore  # with sacreBLEU, which no other translation needs
 
         return SentenceScore(metric, self.languages.target)
