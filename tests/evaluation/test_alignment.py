@@ -48,7 +48,8 @@ def by_watching(
     weights_TS = weights_HTS.mean(dim=0) if head.head is None else weights_HTS[head.head]
     links = set()
     for place in range(len(target_ids) if source_ids else 0):
-        best = int(weights_TS[place, : len(source_ids)].argmax())
+        inked = [number for number in range(len(source_ids)) if word(tokenizers.source, source_ids, number)]
+        best = max(inked, key=lambda number: float(weights_TS[place, number]))
         links |= set(product(word(tokenizers.source, source_ids, best), word(tokenizers.target, target_ids, place)))
     return links
 
@@ -74,6 +75,16 @@ def test_links_are_those_of_the_attention_of_each_pair_alone(
     for alignment, (source, target) in zip(found, pairs, strict=True):
         expected = by_watching(model, tokenizers, source, target, head or AlignmentHead(layer=1, head=None))
         assert set(alignment.links) == expected
+
+
+@pytest.mark.parametrize("space", ["  ", "\t", "\u00a0", "\u2003 ", " \u3000"])
+@pytest.mark.parametrize("head", [None, AlignmentHead(layer=2, head=3)])
+def test_every_target_word_has_a_link_whatever_stands_between_words(
+    tokenizers: TokenizerPair, space: str, head: AlignmentHead | None
+) -> None:
+    pairs = [(source.replace(" ", space), target) for source, target in PAIRS if source]
+    for alignment in align(build(tokenizers), tokenizers, pairs, head):
+        assert {target for _, target in alignment.links} == set(range(len(alignment.target_words)))
 
 
 def test_words_are_spans_of_characters(tokenizers: TokenizerPair) -> None:

@@ -1,7 +1,7 @@
 """Which words of a source and its target stand for each other, by what the model attends to when it says the target.
 
 Each target token is linked with the source token that the attention over the encoder's output weighs most at the
-position that says it. Words are linked where tokens of theirs are.
+position that says it, among those that have a part of a word. Words are linked where tokens of theirs are.
 
 Shapes: B batch, H heads, T target positions, S source positions.
 """
@@ -23,7 +23,7 @@ from regard.model.settings import AlignmentHead
 from regard.model.transformer import EncoderDecoder
 from regard.search.engine import Translation
 from regard.search.inputs import whole_characters
-from regard.text.tokenizer import TokenizerPair
+from regard.text.tokenizer import Tokenizer, TokenizerPair
 from regard.text.words import Span, words, words_of_tokens
 
 
@@ -136,6 +136,16 @@ def linked_tokens(
     found: list[list[Link]] = []
     for weights_TS, source, target in zip(weights_BTS, sources, targets, strict=True):
         own_TS = weights_TS[forced.first : forced.first + len(target), begin : begin + len(source)]
-        best_T = own_TS.argmax(dim=1).tolist() if source else []
-        found.append([(place, number) for number, place in enumerate(best_T)])
+        places = _places_in_words(tokenizers.source, source)
+        best_T = own_TS[:, places].argmax(dim=1).tolist() if places else []
+        found.append([(places[best], number) for number, best in enumerate(best_T)])
     return found
+
+
+def _places_in_words(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+    """The tokens of a text that are more than white space: a space before a word may be a token of its own."""
+    (text,) = tokenizer.decode([ids])
+    (spans,) = tokenizer.spans([text])
+    if len(spans) != len(ids):  # the text was normalised, and is cut otherwise now
+        return list(range(len(ids)))
+    return [place for place, (start, end) in enumerate(spans) if text[start:end].strip()]
