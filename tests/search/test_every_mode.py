@@ -261,7 +261,7 @@ def test_a_wide_beam_is_looking_at_every_output(carrier: str) -> None:
     everything = [*ended, *product(WORDS, repeat=3)]
     totals = log_probabilities(search, text, everything, search.shortlist)
     texts = TOKENIZER.decode([[token for token in ids if token != END] for ids in everything])
-    for alpha, nbest in product((-1.0, 0.0, 0.6, 1.0, 3.0), (1, 6)):
+    for alpha, nbest in product((-1.0, 0.0, 0.6, 3.0), (1, 6)):
         best: dict[str, tuple[bool, float]] = {}
         for ids, total, said in zip(everything, totals, texts, strict=True):
             found_so = (ids[-1] == END, total / length_penalty(len(ids), alpha))
@@ -272,7 +272,7 @@ def test_a_wide_beam_is_looking_at_every_output(carrier: str) -> None:
         assert [each.score for each in translation.candidates] == pytest.approx([each for _, each in expected], **CLOSE)
 
 
-@every_carrier
+@pytest.mark.parametrize("carrier", [each for each in ("torch", "float32", "int8", "shortlist") if each in CARRIERS])
 def test_without_a_choice_drawing_is_greedy_search(carrier: str) -> None:
     greedy = found("greedy", "float32" if carrier == "shortlist" else carrier)  # which drawing does without
     for options in ({"temperature": 0}, {"temperature": 1e-6}, {"top_k": 1}):
