@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from regard.search.ensemble import Ensemble
 from regard.search.executors import TorchExecutor
 from regard.search.processors import Ban
 from regard.search.requests import Request
-from regard.search.selection import Diverse
+from regard.search.selection import Diverse, MostProbable
 from regard.search.settings import SamplingSettings, SearchSettings
 from regard.text.tokenizer import Tokenizer, TokenizerPair, TokenizerSettings
 
@@ -93,7 +93,7 @@ def test_diverse_beam_search_is_that_of_its_paper(seed, shape, strength):
         begin=BEGIN,
         end=END,
         processors=[Ban((PAD, BEGIN))],
-        selection=Diverse(groups, strength),
+        selection=Diverse(groups, strength, MostProbable()),
     )
     expected = plain_diverse(Table(seed), 4, beam, groups, strength)
     for hypotheses, outputs in zip(found, expected, strict=True):
@@ -116,6 +116,23 @@ def test_groups_say_other_things_than_a_beam(build_model, tokenizers):
     for translation, other in zip(run(model, tokenizers, beam=4, nbest=4, groups=4, diversity=0.0), beam, strict=True):
         assert len(translation.candidates) == 1  # all groups are the same greedy search
         assert translation.best.log_probability <= other.best.log_probability + 1e-4
+
+
+def test_each_group_makes_room_for_what_must_come(build_model, tokenizers):
+    """With nothing against saying the same, groups are beams of their share, all alike."""
+    model = build_model()
+    requests = [Request(text, must=["tea", ("dog", "ball")]) for text in TEXTS[:6]]
+    whole = run(model, tokenizers, requests, beam=2, nbest=2)
+    groups = {"beam": 4, "nbest": 4, "groups": 2}
+    alike = run(model, tokenizers, requests, **groups, diversity=0.0)
+    assert [[each.text for each in one.candidates] for one in alike] == [
+        [each.text for each in one.candidates] for one in whole
+    ]
+    diverse = run(model, tokenizers, requests, **groups, diversity=3.0)
+    assert sum(len(each.candidates) for each in diverse) > sum(len(each.candidates) for each in whole)
+    for candidate in chain.from_iterable(each.candidates for each in diverse):
+        assert "tea" in candidate.text
+        assert "dog" in candidate.text or "ball" in candidate.text
 
 
 def test_groups_divide_the_beam():

@@ -335,6 +335,10 @@ def _in_words(output: Path, path: Path) -> Iterator[None]:
             raise UserError(message) from None
         if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
             raise JobError(f"{path}: could not be written: {error}; see to the disk and run again") from None
+        if code == sqlite3.SQLITE_CANTOPEN and not path.parent.is_dir():
+            raise UserError(
+                f"{output}: cannot be written: its folder does not exist; make it, or choose another place for --output"
+            ) from None
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
             raise UserError(f"{path}: cannot be written: {error}; choose another place for --output") from None
         if code in _DAMAGED:

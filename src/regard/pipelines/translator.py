@@ -147,7 +147,8 @@ class Translator(Pipeline):
     def translate(self, texts: str | Request | Sequence[str | Request], **options: Any) -> list[str]:
         """The best translation of each text, in order. A single one counts as a list of one.
 
-        A `Request` is a text with wishes about its translation. Options are those of `stream` and `SearchSettings`.
+        A `Request` is a text with wishes about its translation. Options are the fields of `SearchSettings`, and
+        `sampling` and `mbr` as for `stream`.
 
         Raises:
             UserError: an option is unknown or has an impossible value.

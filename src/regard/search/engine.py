@@ -32,7 +32,7 @@ from regard.search.inputs import encode_or_replace
 from regard.search.processors import Ban, MinimumLength, NoRepeat, Processor
 from regard.search.requests import Request, Wishes
 from regard.search.sampling import Sampling
-from regard.search.selection import Banks, Diverse, Selection
+from regard.search.selection import Banks, Diverse, MostProbable, Selection
 from regard.search.settings import SamplingSettings, SearchSettings
 from regard.search.spelling import phrase, spelling
 from regard.search.windows import batches, side_by_side, windows
@@ -191,7 +191,7 @@ class _Engine:
         waiting = deque((index, sources[index]) for index in flowing)
         shares = [waiting] * min(workers, len(waiting))
         found = dict(chain.from_iterable(side_by_side(self._flow, shares, workers)))
-        planned = self._planned(sources, [index for index in order if index not in found])
+        planned = self._planned(sources, [index for index in order if index not in found], workers)
 
         def work(batch: list[int]) -> list[tuple[int, list[Hypothesis]]]:
             chosen = [sources[index] for index in batch]
@@ -200,15 +200,19 @@ class _Engine:
         found |= dict(chain.from_iterable(side_by_side(work, planned, workers)))
         return [found[index] for index in range(len(sources))]
 
-    def _planned(self, sources: Sequence[_Source], indices: Sequence[int]) -> list[list[int]]:
-        """Batches of sources that are searched in one way, so that nothing of it depends on the others."""
+    def _planned(self, sources: Sequence[_Source], indices: Sequence[int], workers: int) -> list[list[int]]:
+        """Batches of sources that are searched in one way, so that nothing of it depends on the others.
+
+        Where there are few sources, each worker gets some.
+        """
         ways: defaultdict[tuple[int, bool], list[int]] = defaultdict(list)
         for index in indices:
             ways[self._places(sources[index]), sources[index].wishes == Wishes()].append(index)
         planned = []
         for (places, _), alike in ways.items():
             costs = [ceil(len(self._framed(sources[index])) * places / self.search.beam) for index in alike]
-            planned += [[alike[place] for place in batch] for batch in batches(costs, self.budget)]
+            budget = min(self.budget, ceil(sum(costs) / workers))
+            planned += [[alike[place] for place in batch] for batch in batches(costs, budget)]
         return planned
 
     def _flow(self, waiting: deque[tuple[int, _Source]]) -> list[tuple[int, list[Hypothesis]]]:
@@ -245,9 +249,9 @@ class _Engine:
         sources = [source for source in inputs for _ in range(groups)]
         limits = self._limits(sources)
         demands = [source.wishes.demand for source in sources]
-        selection: Selection | None = Diverse(groups, self.settings.diversity) if groups > 1 else None
-        if self._banks and any(demand.wishes for demand in demands):
-            selection = Banks(demands)
+        wished = self._banks and any(demand.wishes for demand in demands)
+        within = Banks(demands) if wished else MostProbable()
+        selection: Selection = Diverse(groups, self.settings.diversity, within) if groups > 1 else within
         found = beam_search(
             self._begin(sources),
             limits,
@@ -268,7 +272,7 @@ class _Engine:
     @property
     def _banks(self) -> bool:
         """Whether a beam is allocated to what outputs must say; a greedy search would say it first of all."""
-        return self.sampling is None and self.search.beam > 1 and self.settings.groups == 1
+        return self.sampling is None and self.search.beam > 1
 
     def _draw(self, inputs: Sequence[_Source]) -> list[list[Hypothesis]]:
         """Outputs for each source, their chances a function of the seed and the source alone."""

@@ -68,20 +68,27 @@ class MostProbable:
     ) -> Int[np.ndarray, "N K"]:
         return np.argsort(-scores_NK, axis=1, kind="stable")
 
+    def order_one(
+        self, standing: Standing, place: int, scores_K: Float[np.ndarray, " K"], tokens_K: Int[np.ndarray, " K"]
+    ) -> Int[np.ndarray, " K"]:
+        """The candidates of the source at this place."""
+        return np.argsort(-scores_K, kind="stable")
+
 
 class Diverse:
     """Diverse beam search (Vijayakumar et al. 2016, arXiv 1610.02424, equation 5, with Hamming diversity).
 
     The groups of an input are sources of the search, one after the other. In each step the first chooses as if it were
-    alone; to the next, a token costs `strength` for each hypothesis of a group before that has just chosen it.
+    alone; to the next, a token costs `strength` for each hypothesis of a group before that has just chosen it. How a
+    group chooses, is up to another selection.
     """
 
-    def __init__(self, groups: int, strength: float) -> None:
-        self._groups, self._strength = groups, strength
+    def __init__(self, groups: int, strength: float, within: MostProbable | Banks) -> None:
+        self._groups, self._strength, self._within = groups, strength, within
         self.each = groups  # as many as other groups may have taken, and its own
 
     def further(self, standing: Standing) -> list[list[int]]:
-        return []
+        return self._within.further(standing)
 
     def order(
         self, standing: Standing, scores_NK: Float[np.ndarray, "N K"], tokens_NK: Int[np.ndarray, "N K"]
@@ -92,7 +99,8 @@ class Diverse:
             if source // self._groups != input_before:
                 input_before, chosen_M = source // self._groups, np.empty(0, dtype=np.int64)
             counts_K = (tokens_NK[n, :, None] == chosen_M).sum(axis=1)
-            order_NK[n] = np.argsort(-(scores_NK[n] - self._strength * counts_K), kind="stable")
+            scores_K = scores_NK[n] - self._strength * counts_K
+            order_NK[n] = self._within.order_one(standing, n, scores_K, tokens_NK[n])
             taken_M = order_NK[n, : standing.places_N[n]]
             chosen_M = np.concatenate((chosen_M, tokens_NK[n, taken_M[scores_NK[n, taken_M] > NEVER]]))
         return order_NK
@@ -120,17 +128,21 @@ class Banks:
     def order(
         self, standing: Standing, scores_NK: Float[np.ndarray, "N K"], tokens_NK: Int[np.ndarray, "N K"]
     ) -> Int[np.ndarray, "N K"]:
-        order_NK = np.argsort(-scores_NK, axis=1, kind="stable")
-        for n, source in enumerate(standing.sources):
-            banks_K = self._banks(self._demands[source], standing.outputs(n), tokens_NK[n])
-            ranks: Counter[int] = Counter()
-            keys = []
-            for candidate in order_NK[n].tolist():
-                bank = banks_K[candidate]
-                keys.append((bool(scores_NK[n, candidate] == NEVER), ranks[bank], bank, candidate))
-                ranks[bank] += 1
-            order_NK[n] = [candidate for *_, candidate in sorted(keys)]
-        return order_NK
+        pairs = zip(scores_NK, tokens_NK, strict=True)
+        return np.stack([self.order_one(standing, n, *pair) for n, pair in enumerate(pairs)])
+
+    def order_one(
+        self, standing: Standing, place: int, scores_K: Float[np.ndarray, " K"], tokens_K: Int[np.ndarray, " K"]
+    ) -> Int[np.ndarray, " K"]:
+        """The candidates of the source at this place."""
+        banks_K = self._banks(self._demands[standing.sources[place]], standing.outputs(place), tokens_K)
+        ranks: Counter[int] = Counter()
+        keys = []
+        for candidate in np.argsort(-scores_K, kind="stable").tolist():
+            bank = banks_K[candidate]
+            keys.append((bool(scores_K[candidate] == NEVER), ranks[bank], bank, candidate))
+            ranks[bank] += 1
+        return np.array([candidate for *_, candidate in sorted(keys)])
 
     def _banks(self, demand: Demand, outputs: list[tuple[int, ...]], tokens_K: Int[np.ndarray, " K"]) -> list[int]:
         banks: list[int] = []

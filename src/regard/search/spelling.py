@@ -46,6 +46,7 @@ class Spelling:
             token for token, each in enumerate(self.bytes_V) if begins_word(each.decode(errors="replace"))
         )
         """The tokens that go on with it then."""
+        self._longest = max(map(len, self.bytes_V), default=0)
         self._sorted = sorted((spelled, token) for token, spelled in enumerate(self.bytes_V) if spelled)
 
     def text(self, ids: Iterable[int]) -> bytes:
@@ -59,7 +60,8 @@ class Spelling:
 
     def within(self, text: bytes) -> list[int]:
         """The tokens that `text` begins with and goes on after."""
-        return [token for size in range(1, len(text)) for token in self._equal(text[:size])]
+        sizes = range(1, min(len(text), self._longest + 1))
+        return [token for size in sizes for token in self._equal(text[:size])]
 
     def _equal(self, text: bytes) -> list[int]:
         later = islice(self._sorted, bisect_left(self._sorted, (text,)), None)
