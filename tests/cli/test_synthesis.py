@@ -118,15 +118,15 @@ def test_interrupted_it_goes_on_and_gives_the_same(
 ) -> None:
     words = ["data", "back-translate", model, "--target", text]
     run(*words, "--out", tmp_path / "whole")
-    draw, calls = engine.choose_step_by_step, []
+    window, calls = engine._Engine.window, []
 
-    def interrupted(*given: object, **named: object) -> object:
+    def interrupted(*given: object) -> object:
         calls.append(given)
         if len(calls) == 4:
             raise KeyboardInterrupt
-        return draw(*given, **named)
+        return window(*given)
 
-    monkeypatch.setattr(engine, "choose_step_by_step", interrupted)
+    monkeypatch.setattr(engine._Engine, "window", interrupted)
     assert run(*words, "--out", tmp_path / "pairs")[0] == 130
     assert not (tmp_path / "pairs").exists()
     status, shown, _ = run(*words, "--out", tmp_path / "pairs")
