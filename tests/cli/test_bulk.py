@@ -3,47 +3,28 @@
 from __future__ import annotations
 
 import gzip
-import logging
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from regard.cli import main
+from cli.small_translator import WORDS, command_line, write_model
 from regard.cli.bulk import Beginning, Task
 from regard.cli.journaled import circumstances
 from regard.cli.searching import Searching
 from regard.cli.translating import Translating
 from regard.errors import UserError
-from regard.model.settings import ModelSettings
-from regard.model.transformer import EncoderDecoder
-from regard.pipelines import Translator, write_directory
+from regard.pipelines import Translator
 from regard.pipelines.cluster import Reports, Work, Worker
 from regard.pipelines.journal import Terms
 from regard.pipelines.parts import directory_of
 from regard.pipelines.shards import Shard
-from regard.search.settings import SearchSettings
-from regard.text.tokenizer import Tokenizer, TokenizerPair, TokenizerSettings
 
-SENTENCE = "a small dog runs two men talk about tea the quick brown fox jumps over it"
-WORDS = SENTENCE.split()
 LINES = ["", *(" ".join(WORDS[number % 7 : number % 7 + 1 + number % 5]) for number in range(40))]
 
 Regard = Callable[..., tuple[int, str]]
-
-
-def write_model(directory: Path, seed: int) -> Path:
-    tokenizer = Tokenizer.learn([SENTENCE] * 3, TokenizerSettings(size=300))
-    torch.manual_seed(seed)
-    settings = ModelSettings(d_model=16, d_ff=32, heads=2, encoder_layers=1, decoder_layers=1, max_length=64)
-    tiny = EncoderDecoder(settings, tokenizer.size, tokenizer.size)
-    translator = Translator(tiny, TokenizerPair(tokenizer, tokenizer), SearchSettings(extra_tokens=3, retry=False))
-    write_directory(directory, translator, "# A card\n")
-    return directory
 
 
 @pytest.fixture(scope="module")
@@ -80,18 +61,9 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Regard]:
-    """Run the command line in this process; its exit status and what it said."""
-    log = logging.getLogger("regard")
-    before = log.handlers, log.propagate, log.level
-
-    def command(*words: object) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as end:
-            main([str(word) for word in words])
-        sys.stdout.flush()
-        return int(end.value.code or 0), capfd.readouterr().err
-
-    yield command
-    log.handlers, log.propagate, log.level = before
+    """The exit status of a command and what it said."""
+    with command_line(capfd) as command:
+        yield lambda *words: command(*words)[::2]
 
 
 @pytest.mark.parametrize(

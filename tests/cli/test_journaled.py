@@ -5,26 +5,19 @@ from __future__ import annotations
 import gzip
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
+from cli.small_translator import WORDS, command_line, write_model
 from regard.cli import main
 from regard.cli.progress import progress
-from regard.model.settings import ModelSettings
-from regard.model.transformer import EncoderDecoder
-from regard.pipelines import Translator, write_directory
+from regard.pipelines import Translator
 from regard.pipelines.journal import journal_of
-from regard.search.settings import SearchSettings
-from regard.text.tokenizer import Tokenizer, TokenizerPair, TokenizerSettings
 
-SENTENCE = "a small dog runs two men talk about tea the quick brown fox jumps over it"
-WORDS = SENTENCE.split()
 LINES = [" ".join(WORDS[number % 7 : number % 7 + 1 + number % 5]) for number in range(60)]
 UNLIKE = list(dict.fromkeys(LINES))
 
@@ -33,31 +26,19 @@ Regard = Callable[..., tuple[int, str]]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    tokenizer = Tokenizer.learn([SENTENCE] * 3, TokenizerSettings(size=300))
-    torch.manual_seed(0)
-    settings = ModelSettings(d_model=16, d_ff=32, heads=2, encoder_layers=1, decoder_layers=1, max_length=64)
-    tiny = EncoderDecoder(settings, tokenizer.size, tokenizer.size)
-    translator = Translator(tiny, TokenizerPair(tokenizer, tokenizer), SearchSettings(extra_tokens=3, retry=False))
-    write_directory(directory, translator, "# A card\n")
-    return directory
+    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Regard]:
-    """Run the command line in this process; its exit status and what it said, or standard output with `--output`."""
-    log = logging.getLogger("regard")
-    before = log.handlers, log.propagate, log.level
+    """The exit status of a command and what it said, or standard output where that is not a file."""
+    with command_line(capfd) as command:
 
-    def command(*words: object) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as end:
-            main([str(word) for word in words])
-        sys.stdout.flush()
-        out, err = capfd.readouterr()
-        return int(end.value.code or 0), err if "--output" in words else out
+        def told(*words: object) -> tuple[int, str]:
+            status, out, err = command(*words)
+            return status, err if "--output" in words else out
 
-    yield command
-    log.handlers, log.propagate, log.level = before
+        yield told
 
 
 @pytest.fixture
