@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 import regard
-from regard.cli import main
+from cli.small_translator import command_line
 from regard.evaluation.perplexity import perplexity
 from regard.model.settings import ModelSettings
 from regard.model.transformer import CausalDecoder
@@ -47,17 +46,8 @@ def generator(model: Path) -> TextGenerator:
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Regard]:
     """Run the command line in this process; its exit status, standard output and standard error."""
-    log = logging.getLogger("regard")
-    before = log.handlers, log.propagate, log.level
-
-    def command(*words: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            main([str(word) for word in words])
-        sys.stdout.flush()
-        return int(end.value.code or 0), *capfd.readouterr()
-
-    yield command
-    log.handlers, log.propagate, log.level = before
+    with command_line(capfd) as command:
+        yield command
 
 
 def as_lines(texts: list[str]) -> str:

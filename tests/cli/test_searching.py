@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from regard.cli import main
+from cli.small_translator import command_line
 from regard.errors import UserError
 from regard.model.settings import ModelSettings
 from regard.model.transformer import EncoderDecoder
@@ -44,18 +42,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str]) -> Iterator[Regard]:
-    log = logging.getLogger("regard")
-    before = log.handlers, log.propagate, log.level
+    with command_line(capfd) as command:
 
-    def command(*words: object) -> tuple[int, list[str], str]:
-        with pytest.raises(SystemExit) as end:
-            main(["translate", *map(str, words), "--executor", "torch"])
-        sys.stdout.flush()
-        out, err = capfd.readouterr()
-        return int(end.value.code or 0), out.removesuffix("\n").split("\n"), err
+        def translate(*words: object) -> tuple[int, list[str], str]:
+            status, out, err = command("translate", *words, "--executor", "torch")
+            return status, out.removesuffix("\n").split("\n"), err
 
-    yield command
-    log.handlers, log.propagate, log.level = before
+        yield translate
 
 
 def test_what_translations_must_be_like(run: Regard, models: list[Path]):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 import torch
 
 import regard
-from regard.cli import main
+from cli.small_translator import command_line
 from regard.model.settings import ModelSettings
 from regard.model.transformer import EncoderDecoder
 from regard.pipelines import Translator, write_directory
@@ -46,18 +44,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Regard]:
     """Run the command line in this process; its exit status, standard output and standard error."""
-    log = logging.getLogger("regard")
-    before = log.handlers, log.propagate, log.level
     monkeypatch.setattr(engine, "WINDOW", 4)  # a few lines take all paths
-
-    def command(*words: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            main([str(word) for word in words])
-        sys.stdout.flush()
-        return int(end.value.code or 0), *capfd.readouterr()
-
-    yield command
-    log.handlers, log.propagate, log.level = before
+    with command_line(capfd) as command:
+        yield command
 
 
 @pytest.fixture
