@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import shutil
 import sys
-from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
 
 import pytest
 import torch
 
+from native.built import built, libraries
 from regard.model.settings import ModelSettings
 from regard.model.transformer import EncoderDecoder
 from regard.native import decoder, library
-
-
-def built(kind: str) -> Path | None:
-    folder = Path(library.__file__).parent
-    return next((path for suffix in EXTENSION_SUFFIXES if (path := folder / (kind + suffix)).exists()), None)
 
 
 def test_where_there_is_a_compiler_there_is_a_library():
@@ -35,9 +29,8 @@ def test_all_kinds_give_the_same(monkeypatch: pytest.MonkeyPatch, precision, fee
         d_model=40, d_ff=72, heads=2, encoder_layers=1, decoder_layers=1, feed_forward=feed_forward
     )
     model = EncoderDecoder(settings, 70, 70).eval()
-    paths = [path for kind in library.KINDS if (path := built(kind)) is not None]
     logits = []
-    for loaded in filter(None, map(library._load, paths)):
+    for loaded in libraries().values():
         monkeypatch.setattr(decoder, "library", lambda loaded=loaded: loaded)
         each = decoder.NativeDecoder(decoder.PackedModel(model, precision))
         each.read([[5, 6, 7], list(range(30))])

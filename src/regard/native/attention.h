@@ -27,7 +27,7 @@ struct Attention {
         }
     }
 
-    // Attention weights of `count` scores in place; the memory behind them reaches a multiple of sixteen.
+    // Attention weights of `count` scores in place; the memory behind them reaches a multiple of LANES.
     void weigh(float* scores, int64_t count, const Positions* positions, int64_t head, int64_t query) const {
         int64_t padded = rounded(count, LANES);
         float cap = settings.attention_softcap;

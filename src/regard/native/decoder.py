@@ -15,14 +15,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from regard.errors import JobError
 from regard.model.feed_forward import FeedForward
 from regard.model.inputs import Embedding
 from regard.model.positions import DistanceBiases, LearnedPositions, Positions, RotaryPositions, SinusoidalPositions
 from regard.model.rotary import turn
 from regard.model.settings import ModelSettings
 from regard.model.transformer import EncoderDecoder
-from regard.native.library import library
+from regard.native.library import NativeError, check, library
 
 Precision = Literal["float32", "int8"]
 
@@ -38,10 +37,6 @@ ACTIVATIONS = {
     "swiglu": 3,
 }
 """The library's numbers of the rows of the table in `regard.model.feed_forward`."""
-
-
-class NativeError(JobError):
-    """The library says that something cannot be done."""
 
 
 class _Settings(ctypes.Structure):
@@ -135,13 +130,6 @@ class PackedModel:
     def __del__(self) -> None:
         if getattr(self, "handle", None):
             self.library.regard_model_free(self.handle)
-
-
-def check(result: int, loaded: ctypes.CDLL) -> int:
-    """What a function of the library gave, or its error."""
-    if result == -1:
-        raise NativeError(loaded.regard_message().decode())
-    return result
 
 
 def _settings(model: EncoderDecoder, precision: Precision) -> _Settings:

@@ -1,5 +1,6 @@
 // What Python calls, by ctypes. Each function gives 0, or what else it says, and a message when it fails.
 
+#include "loss.h"
 #include "session.h"
 
 namespace {
@@ -25,7 +26,7 @@ struct Builder {
 extern "C" {
 
 // The number of this interface, which library.py knows too.
-int regard_interface() { return 2; }
+int regard_interface() { return 3; }
 
 const char* regard_message() { return message.c_str(); }
 
@@ -116,6 +117,19 @@ int regard_logits(void* session, float* logits) {
 int regard_candidates(void* session, int64_t count, const float* allowed, float* log_probabilities, int64_t* tokens) {
     return guarded([&] {
         static_cast<regard::Session*>(session)->candidates(count, allowed, log_probabilities, tokens);
+        return 0;
+    });
+}
+
+int regard_cross_entropy(const float* hidden, const int64_t* targets, int64_t count, const float* weight,
+                         int64_t vocabulary, int64_t width, float smoothing, float divergence, float* gradient_hidden,
+                         float* gradient_weight, double* sums) {
+    static thread_local regard::CrossEntropy function;  // keeps its memory
+    return guarded([&] {
+        function.run(hidden, targets, count, weight, vocabulary, width, smoothing, divergence, gradient_hidden,
+                     gradient_weight);
+        sums[0] = function.loss;
+        sums[1] = function.nll;
         return 0;
     });
 }

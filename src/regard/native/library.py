@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import c_char_p, c_int, c_int64, c_void_p
+from ctypes import c_char_p, c_float, c_int, c_int64, c_void_p
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+from regard.errors import JobError
+
 KINDS = "_avx512", "_avx2", "_plain"
 """Best first."""
 
-INTERFACE = 2
+INTERFACE = 3
 """Changes with what the functions take or give, here and in `library.cpp`."""
 
 FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
@@ -36,8 +38,16 @@ FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "regard_step": (c_int, [c_void_p, c_void_p, c_void_p]),
     "regard_logits": (c_int, [c_void_p, c_void_p]),
     "regard_candidates": (c_int, [c_void_p, c_int64, c_void_p, c_void_p, c_void_p]),
+    "regard_cross_entropy": (
+        c_int,
+        [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_float, c_float, c_void_p, c_void_p, c_void_p],
+    ),
 }
 """What the library has: result and arguments."""
+
+
+class NativeError(JobError):
+    """The library says that something cannot be done."""
 
 
 @cache
@@ -71,6 +81,13 @@ def _load(path: Path) -> ctypes.CDLL | None:
             return None  # built from an older source
         function.restype, function.argtypes = result, arguments
     return loaded if loaded.regard_interface() == INTERFACE and loaded.regard_runs_here() else None
+
+
+def check(result: int, loaded: ctypes.CDLL) -> int:
+    """What a function of the library gave, or its error."""
+    if result == -1:
+        raise NativeError(loaded.regard_message().decode())
+    return result
 
 
 def fast_bytes() -> bool:

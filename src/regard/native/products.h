@@ -19,8 +19,12 @@
 namespace regard {
 
 constexpr int PANEL = 64;  // outputs that are computed together
-constexpr int VECTORS = PANEL / LANES;
-constexpr int ROWS = 6;  // rows that are: 6 x 4 vectors of sums fill the registers of AVX-512
+constexpr int ROWS = 6;    // rows that are
+#if defined(__AVX512F__)
+constexpr int SIDE = 4;  // vectors side by side whose sums, for so many rows, fill the registers: 32 here,
+#else
+constexpr int SIDE = 2;  // 16 elsewhere
+#endif
 
 inline int64_t rounded(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 
@@ -116,7 +120,7 @@ class Matrix {
 
     int64_t panels() const { return panels_; }
 
-    // Outputs of `count` rows; `finish` makes of sixteen sums (with bias) what is stored at a place.
+    // Outputs of `count` rows; `finish` makes of a vector of sums (with bias) what is stored at a place.
     template <typename Finish>
     void multiply(const Rows& x, int64_t count, float* y, int64_t y_stride, Finish finish) const {
         multiply(x, count, 0, panels_, y, y_stride, finish);
@@ -184,62 +188,74 @@ class Matrix {
         }
     }
 
-    // `M` rows times one panel. The sums are named one by one (`I` counts them), never in a loop: only so the compiler
+    // `M` rows times one panel, so many outputs (from `n` on) at a time. The sums are named one by one (`I` counts them), never in a loop: only so the compiler
     // keeps all of them in registers.
     template <int M, typename Finish>
     void block(const Rows& x, int64_t row, int64_t panel, float* y, int64_t y_stride, Finish finish) const {
-        auto sums = std::make_integer_sequence<int, M * VECTORS>{};
-        float* to = y + row * y_stride + panel * PANEL;
-        if (eight_bits_)
-            block_of_bytes(sums, x, row, panel, to, y_stride, finish);
-        else
-            block_of_floats(sums, x, row, panel, to, y_stride, finish);
+        auto sums = std::make_integer_sequence<int, M * SIDE>{};
+        for (int64_t n = panel * PANEL; n < (panel + 1) * PANEL; n += SIDE * LANES) {
+            float* to = y + row * y_stride + n;
+            if (eight_bits_)
+                block_of_bytes(sums, x, row, n, to, y_stride, finish);
+            else
+                block_of_floats(sums, x, row, n, to, y_stride, finish);
+        }
     }
 
     template <typename Finish, int... I>
-    void block_of_floats(std::integer_sequence<int, I...>, const Rows& x, int64_t row, int64_t panel, float* to,
+    void block_of_floats(std::integer_sequence<int, I...>, const Rows& x, int64_t row, int64_t n, float* to,
                          int64_t y_stride, Finish finish) const {
         floats sums[sizeof...(I)];
         ((sums[I] = floats{}), ...);
         const float* from = x.values + row * x.stride;
-        const float* weights = floats_.data() + panel * inputs * PANEL;
+        const float* weights = floats_.data() + place(n, 0, inputs);
         for (int64_t k = 0; k < inputs; k++, weights += PANEL)
-            ((sums[I] += from[I / VECTORS * x.stride + k] * load(weights + I % VECTORS * LANES)), ...);
-        const float* bias = bias_.data() + panel * PANEL;
-        (put(to, y_stride, I, sums[I] + load(bias + I % VECTORS * LANES), finish), ...);
+            ((sums[I] += from[I / SIDE * x.stride + k] * load(weights + I % SIDE * LANES)), ...);
+        const float* bias = bias_.data() + n;
+        (put(to, y_stride, I, sums[I] + load(bias + I % SIDE * LANES), finish), ...);
     }
 
     template <typename Finish, int... I>
-    void block_of_bytes(std::integer_sequence<int, I...>, const Rows& x, int64_t row, int64_t panel, float* to,
+    void block_of_bytes(std::integer_sequence<int, I...>, const Rows& x, int64_t row, int64_t n, float* to,
                         int64_t y_stride, Finish finish) const {
         ints sums[sizeof...(I)];
         ((sums[I] = ints{}), ...);
         const uint8_t* from = x.bytes + row * x.byte_stride;
-        const int8_t* weights = bytes_.data() + panel * depth_ * PANEL;
+        const int8_t* weights = bytes_.data() + place(n, 0, depth_ / 4) * 4;
         for (int64_t k = 0; k < depth_; k += 4, weights += 4 * PANEL)
-            ((sums[I] = add_products(sums[I], from + I / VECTORS * x.byte_stride + k, weights + I % VECTORS * 64)), ...);
-        const ints* offsets = reinterpret_cast<const ints*>(offsets_.data() + panel * PANEL);
-        const float *scales = scales_.data() + panel * PANEL, *bias = bias_.data() + panel * PANEL;
+            ((sums[I] = add_products(sums[I], from + I / SIDE * x.byte_stride + k, weights + I % SIDE * 4 * LANES)), ...);
+        const ints* offsets = reinterpret_cast<const ints*>(offsets_.data() + n);
+        const float *scales = scales_.data() + n, *bias = bias_.data() + n;
         auto real = [&](int i, ints sum) {
-            int place = i % VECTORS * LANES;
-            floats exact = __builtin_convertvector(sum - offsets[i % VECTORS], floats);
-            return exact * (load(scales + place) * x.scales[row + i / VECTORS]) + load(bias + place);
+            int place = i % SIDE * LANES;
+            floats exact = __builtin_convertvector(sum - offsets[i % SIDE], floats);
+            return exact * (load(scales + place) * x.scales[row + i / SIDE]) + load(bias + place);
         };
         (put(to, y_stride, I, real(I, sums[I]), finish), ...);
     }
 
     template <typename Finish>
     static void put(float* to, int64_t y_stride, int i, floats value, Finish finish) {
-        float* place = to + i / VECTORS * y_stride + i % VECTORS * LANES;
+        float* place = to + i / SIDE * y_stride + i % SIDE * LANES;
         store(place, finish(value, place));
     }
 
-    // Sixteen sums, each with the products of four bytes of a row and four weights.
+    // A vector of sums, each with the products of four bytes of a row and four weights.
     static ints add_products(ints sums, const uint8_t* four, const int8_t* weights) {
 #if defined(__AVX512VNNI__)
         int32_t together;
         std::memcpy(&together, four, 4);
         return (ints)_mm512_dpbusd_epi32((__m512i)sums, _mm512_set1_epi32(together), _mm512_loadu_si512(weights));
+#elif defined(__AVX2__)
+        int32_t together;
+        std::memcpy(&together, four, 4);
+        __m256i row = _mm256_cvtepu8_epi16(_mm_set1_epi32(together));
+        auto pairs = [&](const int8_t* sixteen) {
+            __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(sixteen));
+            return _mm256_madd_epi16(_mm256_cvtepi8_epi16(bytes), row);
+        };
+        __m256i halves = _mm256_hadd_epi32(pairs(weights), pairs(weights + 16));  // of outputs 0, 1, 4, 5, 2, 3, 6, 7
+        return sums + (ints)_mm256_permute4x64_epi64(halves, 0xd8);
 #else
         for (int i = 0; i < LANES; i++)
             sums[i] += four[0] * weights[4 * i] + four[1] * weights[4 * i + 1] + four[2] * weights[4 * i + 2] +

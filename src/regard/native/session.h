@@ -33,7 +33,7 @@ class Session {
     virtual void candidates(int64_t count, const float* allowed, float* log_probabilities, int64_t* tokens) = 0;
 };
 
-// Keys and values of a source in each decoder layer; keys stand position beside position, so that sixteen scores are
+// Keys and values of a source in each decoder layer; keys stand position beside position, so that a vector of scores is
 // computed at a time.
 template <typename Kept>
 struct Memory {

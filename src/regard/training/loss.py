@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -27,7 +28,8 @@ from regard.data.packing import PackedBatch
 from regard.model.attention import reading
 from regard.model.settings import ModelSettings
 from regard.model.transformer import BidirectionalEncoder, CausalDecoder, EncoderDecoder
-from regard.training.by_hand import by_hand
+from regard.native import loss as native
+from regard.training.by_hand import Result, by_hand
 from regard.training.guided import GuidedSettings, guided_loss
 from regard.training.r_drop import fused_r_drop, readings, reference_r_drop
 
@@ -85,67 +87,53 @@ def cross_entropy(
     hidden_ND: Float[Tensor, "N D"], weight_VD: Float[Tensor, "V D"], targets_N: Int[Tensor, " N"], smoothing: float
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """The same without ever holding all N x V logits: each chunk's gradient is made beside its loss."""
-    return by_hand(_FusedCrossEntropy, hidden_ND, weight_VD, targets_N, smoothing)
+    compute = native.fused_loss if native.fits(hidden_ND, weight_VD) else _by_chunks
+    return by_hand(partial(compute, targets_N=targets_N, smoothing=smoothing), hidden_ND, weight_VD)
 
 
-class _FusedCrossEntropy(torch.autograd.Function):
+def _by_chunks(hidden_ND: Tensor, weight_VD: Tensor, wanted: bool, targets_N: Tensor, smoothing: float) -> Result:
     """With p = softmax(h W^T) and q the target distribution, d loss / d logits = p - q.
 
     p - q = p - (1 - eps) [target] - eps / V. The even part eps / V is the same for all positions and classes, so its
     share of loss and gradients needs only the sums over W's rows and over the hidden states.
     """
+    vocabulary = weight_VD.shape[0]
+    even = smoothing / vocabulary
+    weight = weight_VD.to(hidden_ND.dtype)
+    weight_sum_D = weight_VD.sum(dim=0, dtype=torch.float32)
+    gradients = (torch.empty_like(hidden_ND), torch.zeros_like(weight_VD)) if wanted else None
+    nll = hidden_ND.new_zeros((), dtype=torch.float64)
+    loss = hidden_ND.new_zeros((), dtype=torch.float64)
 
-    @staticmethod
-    def forward(
-        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, smoothing: float, learning: bool
-    ) -> tuple[Tensor, Tensor]:
-        vocabulary = weight_VD.shape[0]
-        even = smoothing / vocabulary
-        weight = weight_VD.to(hidden_ND.dtype)
-        weight_sum_D = weight_VD.sum(dim=0, dtype=torch.float32)
-        wanted = learning and any(ctx.needs_input_grad)
-        gradient_hidden = torch.empty_like(hidden_ND) if wanted else None
-        gradient_weight = torch.zeros_like(weight_VD) if wanted else None
-        nll = hidden_ND.new_zeros((), dtype=torch.float64)
-        loss = hidden_ND.new_zeros((), dtype=torch.float64)
-
-        rows = min(max(1, CHUNK_BYTES // (4 * vocabulary)), max(1, hidden_ND.shape[0]))
-        # The same memory for all chunks: new pages from the system would cost as much time as the softmax.
-        logits_memory = hidden_ND.new_empty(rows, vocabulary)
-        p_memory = hidden_ND.new_empty(rows, vocabulary, dtype=torch.float32)
-        for start in range(0, hidden_ND.shape[0], rows):
-            hidden = hidden_ND[start : start + rows]
-            targets = targets_N[start : start + rows, None]
-            logits = torch.mm(hidden, weight.T, out=logits_memory[: len(hidden)])
-            target_logits = logits.gather(1, targets).squeeze(1).float()
-            highest = logits.amax(dim=-1).float()
-            p = torch.softmax(logits, dim=-1, dtype=torch.float32, out=p_memory[: len(hidden)])
-            # log sum exp(logits) by way of the likeliest class, whose probability is at least 1 / V
-            normaliser = highest - p.amax(dim=-1).log()
-            mean_logits = hidden.float() @ weight_sum_D / vocabulary
-            nll += (normaliser - target_logits).sum(dtype=torch.float64)
-            loss += (normaliser - (1 - smoothing) * target_logits - smoothing * mean_logits).sum(dtype=torch.float64)
-            if gradient_hidden is None or gradient_weight is None:
-                continue
-            p.scatter_add_(1, targets, p.new_full((1, 1), smoothing - 1).expand_as(targets))
-            p = p.to(hidden.dtype)
-            gradient_hidden[start : start + rows] = p @ weight - even * weight_sum_D
-            if p.dtype == gradient_weight.dtype:
-                gradient_weight.addmm_(p.T, hidden)
-            else:
-                gradient_weight += p.T @ hidden
-        if gradient_weight is not None:
-            gradient_weight -= even * hidden_ND.sum(dim=0, dtype=torch.float32)
-            ctx.save_for_backward(gradient_hidden, gradient_weight)
-        nll = nll.float()
-        ctx.mark_non_differentiable(nll)
-        return loss.float(), nll
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        gradient_hidden, gradient_weight = ctx.saved_tensors
-        scale = gradients[0]
-        return gradient_hidden * scale.to(gradient_hidden.dtype), gradient_weight * scale, None, None, None
+    rows = min(max(1, CHUNK_BYTES // (4 * vocabulary)), max(1, hidden_ND.shape[0]))
+    # The same memory for all chunks: new pages from the system would cost as much time as the softmax.
+    logits_memory = hidden_ND.new_empty(rows, vocabulary)
+    p_memory = hidden_ND.new_empty(rows, vocabulary, dtype=torch.float32)
+    for start in range(0, hidden_ND.shape[0], rows):
+        hidden = hidden_ND[start : start + rows]
+        targets = targets_N[start : start + rows, None]
+        logits = torch.mm(hidden, weight.T, out=logits_memory[: len(hidden)])
+        target_logits = logits.gather(1, targets).squeeze(1).float()
+        highest = logits.amax(dim=-1).float()
+        p = torch.softmax(logits, dim=-1, dtype=torch.float32, out=p_memory[: len(hidden)])
+        # log sum exp(logits) by way of the likeliest class, whose probability is at least 1 / V
+        normaliser = highest - p.amax(dim=-1).log()
+        mean_logits = hidden.float() @ weight_sum_D / vocabulary
+        nll += (normaliser - target_logits).sum(dtype=torch.float64)
+        loss += (normaliser - (1 - smoothing) * target_logits - smoothing * mean_logits).sum(dtype=torch.float64)
+        if gradients is None:
+            continue
+        gradient_hidden, gradient_weight = gradients
+        p.scatter_add_(1, targets, p.new_full((1, 1), smoothing - 1).expand_as(targets))
+        p = p.to(hidden.dtype)
+        gradient_hidden[start : start + rows] = p @ weight - even * weight_sum_D
+        if p.dtype == gradient_weight.dtype:
+            gradient_weight.addmm_(p.T, hidden)
+        else:
+            gradient_weight += p.T @ hidden
+    if gradients is not None:
+        gradients[1].sub_(even * hidden_ND.sum(dim=0, dtype=torch.float32))
+    return loss.float(), nll.float(), gradients
 
 
 class WritesTokens(Protocol):

@@ -21,7 +21,8 @@ vocabulary or labels.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -29,7 +30,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.data.feed import TensorBatch
-from regard.training.by_hand import by_hand
+from regard.native import loss as native
+from regard.training.by_hand import Result, by_hand
 
 CHUNK_BYTES = 4 * 2**20
 """Of the logits of each reading, so much is made at a time: less than in `loss.py`, as more stands beside it."""
@@ -71,51 +73,32 @@ def fused_r_drop(
     alpha: float,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """The same of logits h W^T that are never held all at once: each chunk's gradient is made beside its loss."""
-    return by_hand(_FusedRDrop, hidden_MD, weight_VD, targets_M, smoothing, alpha)
+    compute = native.fused_loss if native.fits(hidden_MD, weight_VD) else _by_chunks
+    return by_hand(partial(compute, targets_N=targets_M, smoothing=smoothing, alpha=alpha), hidden_MD, weight_VD)
 
 
-class _FusedRDrop(torch.autograd.Function):
+def _by_chunks(
+    hidden_MD: Tensor, weight_VD: Tensor, wanted: bool, targets_N: Tensor, smoothing: float, alpha: float
+) -> Result:
     """d loss / d z_i = (p_i - q) / 2 + alpha / 4 dJ / dz_i, where q = (1 - eps) [v = target] + eps / V."""
+    vocabulary = weight_VD.shape[0]
+    hidden, targets = _readings(hidden_MD), _readings(targets_N)
+    weight = weight_VD.to(hidden.dtype)
+    gradients = (torch.empty_like(hidden), torch.zeros_like(weight_VD)) if wanted else None
+    sums = [hidden.new_zeros((), dtype=torch.float64) for _ in range(2)]
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_MD: Tensor,
-        weight_VD: Tensor,
-        targets_M: Tensor,
-        smoothing: float,
-        alpha: float,
-        learning: bool,
-    ) -> tuple[Tensor, Tensor]:
-        vocabulary = weight_VD.shape[0]
-        hidden, targets = _readings(hidden_MD), _readings(targets_M)
-        weight = weight_VD.to(hidden.dtype)
-        wanted = learning and any(ctx.needs_input_grad)
-        gradient_hidden = torch.empty_like(hidden) if wanted else None
-        gradient_weight = torch.zeros_like(weight_VD) if wanted else None
-        sums = [hidden.new_zeros((), dtype=torch.float64) for _ in range(2)]
-
-        rows = max(1, CHUNK_BYTES // (4 * vocabulary))
-        for start in range(0, hidden.shape[1], rows):
-            here = slice(start, start + rows)
-            logits = functional.linear(hidden[:, here], weight)
-            losses, gradient = _chunk(logits, targets[:, here], smoothing, alpha, wanted)
-            sums = [total + each for total, each in zip(sums, losses, strict=True)]
-            if gradient_hidden is not None and gradient_weight is not None:
-                gradient = gradient.to(hidden.dtype)
-                gradient_hidden[:, here] = gradient @ weight
-                gradient_weight += gradient.flatten(0, 1).T @ hidden[:, here].flatten(0, 1)
-        if gradient_hidden is not None and gradient_weight is not None:
-            ctx.save_for_backward(gradient_hidden.flatten(0, 1), gradient_weight)
-        loss, nll = (total.to(_wide(hidden.dtype)) for total in sums)
-        ctx.mark_non_differentiable(nll)
-        return loss, nll
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
-        gradient_hidden, gradient_weight = ctx.saved_tensors
-        scale = gradients[0]
-        return gradient_hidden * scale.to(gradient_hidden.dtype), gradient_weight * scale, None, None, None, None
+    rows = max(1, CHUNK_BYTES // (4 * vocabulary))
+    for start in range(0, hidden.shape[1], rows):
+        here = slice(start, start + rows)
+        logits = functional.linear(hidden[:, here], weight)
+        losses, gradient = _chunk(logits, targets[:, here], smoothing, alpha, wanted)
+        sums = [total + each for total, each in zip(sums, losses, strict=True)]
+        if gradients is not None:
+            gradient = gradient.to(hidden.dtype)
+            gradients[0][:, here] = gradient @ weight
+            gradients[1].add_(gradient.flatten(0, 1).T @ hidden[:, here].flatten(0, 1))
+    loss, nll = (total.to(_wide(hidden.dtype)) for total in sums)
+    return loss, nll, None if gradients is None else (gradients[0].flatten(0, 1), gradients[1])
 
 
 def _chunk(

@@ -1,0 +1,242 @@
+// Cross-entropy with label smoothing, fused with the projection to the vocabulary, and its gradient
+// (training/loss.py says the mathematics). Logits stand as [vocabulary, positions], positions side by side in vectors:
+// sums over the vocabulary are sums of vectors, and no matrix needs to be packed or transposed for any of the three products.
+#pragma once
+
+#include "products.h"
+
+namespace regard {
+
+// c[i, j] (+)= sum over k of a[i, k] b[k, j]. Of `a` any strides; rows of `b` and `c` are contiguous.
+struct Strided {
+    const float* values;
+    int64_t row, step;  // the distances of two i and of two k
+};
+
+template <bool Adding, int N, int... I>
+inline void tile(std::integer_sequence<int, I...>, Strided a, const float* b, int64_t b_row, int64_t depth, float* c,
+                 int64_t c_row) {
+    floats sums[sizeof...(I)];
+    ((sums[I] = floats{}), ...);
+    for (int64_t k = 0; k < depth; k++, a.values += a.step, b += b_row)
+        ((sums[I] += a.values[I / N * a.row] * load(b + I % N * LANES)), ...);
+    auto place = [&](int i) { return c + i / N * c_row + i % N * LANES; };
+    (store(place(I), Adding ? load(place(I)) + sums[I] : sums[I]), ...);
+}
+
+template <bool Adding, int M, int N>
+inline void tiles(Strided a, const float* b, int64_t b_row, int64_t depth, float* c, int64_t c_row) {
+    tile<Adding, N>(std::make_integer_sequence<int, M * N>{}, a, b, b_row, depth, c, c_row);
+}
+
+template <bool Adding, int N>
+inline void columns(Strided a, int64_t rows, const float* b, int64_t b_row, int64_t depth, float* c, int64_t c_row) {
+    for (; rows >= ROWS; rows -= ROWS, a.values += ROWS * a.row, c += ROWS * c_row)
+        tiles<Adding, ROWS, N>(a, b, b_row, depth, c, c_row);
+    switch (rows) {
+        case 5: tiles<Adding, 5, N>(a, b, b_row, depth, c, c_row); break;
+        case 4: tiles<Adding, 4, N>(a, b, b_row, depth, c, c_row); break;
+        case 3: tiles<Adding, 3, N>(a, b, b_row, depth, c, c_row); break;
+        case 2: tiles<Adding, 2, N>(a, b, b_row, depth, c, c_row); break;
+        case 1: tiles<Adding, 1, N>(a, b, b_row, depth, c, c_row); break;
+    }
+}
+
+// `width`, the columns of b and c, is a multiple of LANES.
+template <bool Adding>
+void multiply(Strided a, int64_t rows, const float* b, int64_t b_row, int64_t depth, float* c, int64_t c_row,
+              int64_t width) {
+    int64_t j = 0;
+    for (; j + SIDE * LANES <= width; j += SIDE * LANES)
+        columns<Adding, SIDE>(a, rows, b + j, b_row, depth, c + j, c_row);
+    for (; j < width; j += LANES) columns<Adding, 1>(a, rows, b + j, b_row, depth, c + j, c_row);
+}
+
+// Some positions at a time go through the vocabulary twice: for their logits and what the softmax needs to know of them,
+// and back with p - q. With R-Drop (training/r_drop.py) every position is read twice; what the two readings say of it
+// stands in bands `PAIR` apart.
+class CrossEntropy {
+   public:
+    double loss = 0, nll = 0;
+
+    // hidden [count, width], weight [vocabulary, width], targets [count]. With `divergence`, R-Drop's alpha, all
+    // positions once and then once more. The gradients, both or none, are of `loss`; that of the weight is added to
+    // what is there.
+    void run(const float* hidden, const int64_t* targets, int64_t count, const float* weight, int64_t vocabulary,
+             int64_t width, float smoothing, float divergence, float* gradient_hidden, float* gradient_weight) {
+        hidden_ = hidden, targets_ = targets, weight_ = weight, vocabulary_ = vocabulary, width_ = width;
+        smoothing_ = smoothing, divergence_ = divergence, share_ = divergence > 0 ? 0.5f : 1.0f;
+        readings_ = divergence > 0 ? 2 : 1, count_ = count / readings_;
+        loss = nll = 0;
+        logits_.get(BANDS * BAND * vocabulary);
+        int64_t step = BANDS / readings_ * BAND;
+        for (int64_t start = 0; start < count_; start += step) {
+            here_ = std::min(step, count_ - start);
+            enter(start);
+            for (int64_t v = 0; v < vocabulary; v += BLOCK) project(v);
+            sum_up();
+            if (!gradient_hidden) continue;
+            std::fill_n(back_.get(BANDS * BAND * width), BANDS * BAND * width, 0.0f);
+            for (int64_t v = 0; v < vocabulary; v += BLOCK) go_back(v, gradient_weight);
+            for (int64_t reading = 0; reading < readings_; reading++)
+                std::copy_n(back_.data() + reading * PAIR * BAND * width, here_ * width,
+                            gradient_hidden + (reading * count_ + start) * width);
+        }
+    }
+
+   private:
+    static constexpr int64_t BAND = 64;   // positions side by side
+    static constexpr int64_t BANDS = 4;   // that share a way through the vocabulary
+    static constexpr int64_t PAIR = BANDS / 2;
+    static constexpr int64_t BLOCK = 96;  // of the vocabulary, whose logits stay in the nearest caches
+
+    struct Band {
+        alignas(64) float highest[BAND], sum[BAND], total[BAND];  // of the logits z: sum is that of e^(z - highest)
+        alignas(64) float expected[BAND];                         // of the difference to the other reading
+        alignas(64) float real[BAND];                             // 1, or 0 for what only fills up
+        float target_logit[BAND];
+        int64_t target[BAND];
+    };
+
+    const float *hidden_, *weight_;
+    const int64_t* targets_;
+    int64_t count_, vocabulary_, width_, readings_, here_;
+    float smoothing_, divergence_, share_;
+    Band band_[BANDS];
+    Buffer<float> rows_, turned_, logits_, back_;
+
+    float* logits(int64_t band, int64_t v) { return logits_.data() + (band * vocabulary_ + v) * BAND; }
+    int64_t block(int64_t v) const { return std::min(BLOCK, vocabulary_ - v); }
+
+    template <typename Use>
+    void for_bands(Use use) {
+        int64_t some = rounded(here_, BAND) / BAND;
+        for (int64_t reading = 0; reading < readings_; reading++)
+            for (int64_t b = 0; b < some; b++) use(reading * PAIR + b);
+    }
+
+    template <typename Use>
+    void for_targets(const Band& band, int64_t v, Use use) {
+        for (int64_t r = 0; r < BAND; r++)
+            if (uint64_t(band.target[r] - v) < uint64_t(block(v))) use(r, (band.target[r] - v) * BAND + r);
+    }
+
+    // Some positions, filled up with zeros; the hidden states also as [width, positions].
+    void enter(int64_t start) {
+        float *rows = rows_.get(BANDS * BAND * width_), *turned = turned_.get(BANDS * BAND * width_);
+        for_bands([&](int64_t b) {
+            Band& band = band_[b];
+            for (int64_t r = 0; r < BAND; r++) {
+                int64_t n = b % (BANDS / readings_) * BAND + r, from = b / PAIR % readings_ * count_ + start + n;
+                bool real = n < here_;
+                float* row = rows + (b * BAND + r) * width_;
+                if (real)
+                    std::copy_n(hidden_ + from * width_, width_, row);
+                else
+                    std::fill_n(row, width_, 0.0f);
+                for (int64_t k = 0; k < width_; k++) turned[(b * width_ + k) * BAND + r] = row[k];
+                band.real[r] = real;
+                band.target[r] = real ? targets_[from] : -1;
+                if (real && (band.target[r] < 0 || band.target[r] >= vocabulary_))
+                    throw std::runtime_error("a target is not in the vocabulary");
+                band.highest[r] = -INFINITY;
+                band.sum[r] = band.total[r] = band.expected[r] = 0;
+            }
+        });
+    }
+
+    // Logits of a block, and what they tell of the softmax.
+    void project(int64_t v) {
+        for_bands([&](int64_t b) {
+            Band& band = band_[b];
+            float* z = logits(b, v);
+            multiply<false>({weight_ + v * width_, width_, 1}, block(v), turned_.data() + b * width_ * BAND, BAND, width_,
+                            z, BAND, BAND);
+            for_targets(band, v, [&](int64_t r, int64_t place) { band.target_logit[r] = z[place]; });
+        });
+        for_bands([&](int64_t b) {
+            Band& band = band_[b];
+            const float *z = logits(b, v), *other = logits((b + PAIR) % BANDS, v);
+            for (int64_t r = 0; r < BAND; r += LANES) {
+                floats highest = load(band.highest + r), total = load(band.total + r);
+                for (int64_t n = r; n < block(v) * BAND; n += BAND) {
+                    highest = larger(highest, load(z + n));
+                    total += load(z + n);
+                }
+                floats less = exponential(load(band.highest + r) - highest);
+                floats sum = load(band.sum + r) * less, expected = load(band.expected + r) * less;
+                for (int64_t n = r; n < block(v) * BAND; n += BAND) {
+                    floats one = load(z + n), weight = exponential(one - highest);
+                    sum += weight;
+                    if (readings_ == 2) expected += weight * (one - load(other + n));
+                }
+                store(band.highest + r, highest);
+                store(band.sum + r, sum);
+                store(band.total + r, total);
+                store(band.expected + r, expected);
+            }
+        });
+    }
+
+    void sum_up() {
+        for_bands([&](int64_t b) {
+            Band& band = band_[b];
+            for (int64_t r = 0; r < BAND; r++) {
+                band.expected[r] /= band.sum[r];
+                if (band.real[r] == 0) continue;
+                double normaliser = double(band.highest[r]) + std::log(double(band.sum[r]));
+                double mean = double(band.total[r]) / double(vocabulary_);
+                nll += share_ * (normaliser - band.target_logit[r]);
+                loss += share_ * (normaliser - (1.0 - smoothing_) * band.target_logit[r] - smoothing_ * mean);
+                if (readings_ == 2)  // KL(p_1 || p_2) + KL(p_2 || p_1) is the sum of both readings' expected differences
+                    loss += divergence_ / 4.0 * band.expected[r];
+            }
+        });
+    }
+
+    // The gradient in place of the logits of a block, and from there to the hidden states and the weight.
+    void go_back(int64_t v, float* gradient_weight) {
+        if (readings_ == 2)
+            for (int64_t b = 0; b < rounded(here_, BAND) / BAND; b++) differ(band_[b], band_[b + PAIR], b, v);
+        for_bands([&](int64_t b) {
+            const Band& band = band_[b];
+            float* z = logits(b, v);
+            if (readings_ == 1) agree(band, z, v);
+            for_targets(band, v, [&](int64_t, int64_t place) { z[place] -= share_ * (1.0f - smoothing_); });
+            multiply<true>({z, 1, BAND}, BAND, weight_ + v * width_, width_, block(v), back_.data() + b * BAND * width_,
+                           width_, width_);
+            multiply<true>({z, BAND, 1}, block(v), rows_.data() + b * BAND * width_, width_, BAND,
+                           gradient_weight + v * width_, width_, width_);
+        });
+    }
+
+    // p - smoothing / V
+    void agree(const Band& band, float* z, int64_t v) {
+        for (int64_t r = 0; r < BAND; r += LANES) {
+            floats real = load(band.real + r), part = real / load(band.sum + r), even = real * (smoothing_ / vocabulary_);
+            for (int64_t n = r; n < block(v) * BAND; n += BAND)
+                store(z + n, exponential(load(z + n) - load(band.highest + r)) * part - even);
+        }
+    }
+
+    // (p_i - smoothing / V) / 2 +- alpha / 4 (p_1 - p_2 + p_i (d - E_i d)), where d = z_1 - z_2
+    void differ(const Band& one, const Band& two, int64_t b, int64_t v) {
+        float *z_one = logits(b, v), *z_two = logits(b + PAIR, v);
+        float quarter = divergence_ / 4;
+        for (int64_t r = 0; r < BAND; r += LANES) {
+            floats real = load(one.real + r), even = real * (share_ * smoothing_ / vocabulary_);
+            floats part_one = real / load(one.sum + r), part_two = real / load(two.sum + r);
+            // Each reading's expected difference is to the other: z_2 - z_1 for the second
+            floats expected_one = load(one.expected + r), expected_two = -load(two.expected + r);
+            for (int64_t n = r; n < block(v) * BAND; n += BAND) {
+                floats a = load(z_one + n), b = load(z_two + n), d = a - b;
+                floats p = exponential(a - load(one.highest + r)) * part_one;
+                floats q = exponential(b - load(two.highest + r)) * part_two;
+                store(z_one + n, share_ * p - even + quarter * (p - q + p * (d - expected_one)));
+                store(z_two + n, share_ * q - even - quarter * (p - q + q * (d - expected_two)));
+            }
+        }
+    }
+};
+
+}  // namespace regard

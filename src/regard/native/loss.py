@@ -1,0 +1,57 @@
+"""Cross-entropy of a vocabulary with label smoothing, or of R-Drop, and its gradient by the compiled library.
+
+`training/loss.py` and `training/r_drop.py` say the mathematics, and do the same with PyTorch where this does not fit.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.native.library import check, library
+
+WIDTH = 16
+"""d_model has to be a multiple of it: numbers in the widest vector."""
+
+
+def fits(hidden_ND: Tensor, weight_VD: Tensor) -> bool:
+    """Whether the library is there and can do this."""
+    plain = all(each.device.type == "cpu" and each.dtype == torch.float32 for each in (hidden_ND, weight_VD))
+    return plain and hidden_ND.shape[1] % WIDTH == 0 and library() is not None
+
+
+def fused_loss(
+    hidden_ND: Float[Tensor, "N D"],
+    weight_VD: Float[Tensor, "V D"],
+    wanted: bool,
+    targets_N: Int[Tensor, " N"],
+    smoothing: float,
+    alpha: float = 0.0,
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""], tuple[Tensor, Tensor] | None]:
+    """Loss and negative log-likelihood, summed, and if `wanted` the loss's gradients for `hidden_ND` and `weight_VD`.
+
+    With R-Drop's `alpha` above 0, of two readings, one after the other.
+    """
+    loaded = library()
+    assert loaded is not None
+    hidden_ND, weight_VD = hidden_ND.detach().contiguous(), weight_VD.detach().contiguous()
+    targets_N = targets_N.to(torch.int64).contiguous()
+    gradients = (torch.empty_like(hidden_ND), torch.zeros_like(weight_VD)) if wanted else None
+    sums = torch.empty(2, dtype=torch.float64)
+    check(
+        loaded.regard_cross_entropy(
+            hidden_ND.data_ptr(),
+            targets_N.data_ptr(),
+            hidden_ND.shape[0],
+            weight_VD.data_ptr(),
+            *weight_VD.shape,
+            smoothing,
+            alpha,
+            *((None, None) if gradients is None else (each.data_ptr() for each in gradients)),
+            sums.data_ptr(),
+        ),
+        loaded,
+    )
+    loss, nll = sums.float().unbind()
+    return loss, nll, gradients
