@@ -11,7 +11,8 @@ import torch
 from native.built import built, libraries
 from regard.model.settings import ModelSettings
 from regard.model.transformer import EncoderDecoder
-from regard.native import decoder, library
+from regard.native import library
+from regard.search import compiled
 
 
 def test_where_there_is_a_compiler_there_is_a_library():
@@ -31,8 +32,8 @@ def test_all_kinds_give_the_same(monkeypatch: pytest.MonkeyPatch, precision, fee
     model = EncoderDecoder(settings, 70, 70).eval()
     logits = []
     for loaded in libraries().values():
-        monkeypatch.setattr(decoder, "library", lambda loaded=loaded: loaded)
-        each = decoder.NativeDecoder(decoder.PackedModel(model, precision))
+        monkeypatch.setattr(compiled, "library", lambda loaded=loaded: loaded)
+        each = compiled.NativeDecoder(compiled.PackedModel(model, precision))
         each.read([[5, 6, 7], list(range(30))])
         each.step(torch.tensor([1, 2]))
         logits.append(each.step(torch.tensor([3, 4])))

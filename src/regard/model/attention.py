@@ -1,7 +1,7 @@
 """Attention (section 3.2): scaled dot-product attention and multi-head attention.
 
-One function, two executions of the same mathematics: `reference_attention` (`reference.py`) says it plainly and returns
-every intermediate value; `attention` may hand the work to a fused kernel (`fused.py`).
+One function, several executions of the same mathematics: `reference_attention` (`reference.py`) says it plainly and
+returns every intermediate value; `attention` may hand the work to a fused kernel (`fused.py`, `short_attention.py`).
 
 Shapes: B batch, H query heads, G key and value heads, S key positions, T query positions, D d_model, E width of a head
 (d_k or d_v).
@@ -28,6 +28,7 @@ from regard.model.positions import Bias, Relation
 from regard.model.precision import finite
 from regard.model.reference import AttentionValues, reference_attention
 from regard.model.settings import ModelSettings
+from regard.model.short_attention import short_attention
 
 # On a CPU the fused kernel's backward pass costs more than it saves below about this many scores a head
 # (benchmarks/attention.py).
@@ -52,7 +53,9 @@ def attention(
     inputs = query_BHTE, key_BGSE, value_BGSE, mask, bias
     few = query_BHTE.shape[2] * key_BGSE.shape[2] <= FEW_SCORES
     if query_BHTE.device.type == "cpu" and query_BHTE.dtype == torch.float32 and few:
-        output_BHTE = reference_attention(*inputs, scale=scale, softcap=softcap, drop=drop).output_BHTE
+        output_BHTE = short_attention(*inputs, scale=scale, softcap=softcap, drop=drop)
+        if output_BHTE is None:
+            output_BHTE = reference_attention(*inputs, scale=scale, softcap=softcap, drop=drop).output_BHTE
     else:
         output_BHTE = fused_attention(*inputs, scale=scale, softcap=softcap, drop=drop)
     watcher = _watcher.get()

@@ -31,13 +31,17 @@ def rotate(x_BHTE: Float[Tensor, "B H T E"], turn: Turn, layout: str = "halves")
 
     Pairs are i and i + R (`halves`), or 2i and 2i + 1 (`interleaved`).
     """
-    width = 2 * turn.cos.shape[-1]
-    turned, rest = x_BHTE[..., :width], x_BHTE[..., width:]
-    pairs = (turned[..., 0::2], turned[..., 1::2]) if layout == "interleaved" else turned.chunk(2, dim=-1)
-    a, b = (part.to(torch.promote_types(x_BHTE.dtype, turn.cos.dtype)) for part in pairs)
-    parts = a * turn.cos - b * turn.sin, a * turn.sin + b * turn.cos
-    joined = torch.stack(parts, dim=-1).flatten(-2) if layout == "interleaved" else torch.cat(parts, dim=-1)
-    joined = finite(joined.to(x_BHTE.dtype))
+    pairs = turn.cos.shape[-1]
+    turned, rest = x_BHTE[..., : 2 * pairs], x_BHTE[..., 2 * pairs :]
+    wide = turned.to(torch.promote_types(x_BHTE.dtype, turn.cos.dtype))
+    # x * (cos, cos) + (b, a) * (-sin, sin): few whole-tensor operations, whose gradients are no more
+    if layout == "interleaved":
+        cos, sin = turn.cos.repeat_interleave(2, dim=-1), torch.stack((-turn.sin, turn.sin), dim=-1).flatten(-2)
+        swapped = wide.unflatten(-1, (pairs, 2)).flip(-1).flatten(-2)
+    else:
+        cos, sin = torch.cat((turn.cos, turn.cos), dim=-1), torch.cat((-turn.sin, turn.sin), dim=-1)
+        swapped = wide.roll(pairs, dims=-1)
+    joined = finite(torch.addcmul(wide * cos, swapped, sin).to(x_BHTE.dtype))
     return torch.cat((joined, rest), dim=-1) if rest.shape[-1] else joined
 
 

@@ -2,6 +2,8 @@
 
 #include "loss.h"
 #include "session.h"
+#include "short_attention.h"
+#include "threads.h"
 
 namespace {
 thread_local std::string message;
@@ -53,6 +55,9 @@ int regard_fast_bytes() {
     return 0;
 #endif
 }
+
+// Numbers in a vector.
+int regard_lanes() { return regard::LANES; }
 
 void* regard_builder() { return new (std::nothrow) Builder; }
 
@@ -121,15 +126,46 @@ int regard_candidates(void* session, int64_t count, const float* allowed, float*
     });
 }
 
+// Each of the threads has a part of the positions and a `gradient_weight` of its own, one behind another.
 int regard_cross_entropy(const float* hidden, const int64_t* targets, int64_t count, const float* weight,
                          int64_t vocabulary, int64_t width, float smoothing, float divergence, float* gradient_hidden,
-                         float* gradient_weight, double* sums) {
-    static thread_local regard::CrossEntropy function;  // keeps its memory
+                         float* gradient_weight, double* sums, int64_t threads) {
     return guarded([&] {
-        function.run(hidden, targets, count, weight, vocabulary, width, smoothing, divergence, gradient_hidden,
-                     gradient_weight);
-        sums[0] = function.loss;
-        sums[1] = function.nll;
+        std::vector<double> parts(2 * threads);
+        regard::side_by_side(threads, count, [&](int64_t part, int64_t first, int64_t last) {
+            static thread_local regard::CrossEntropy function;  // keeps its memory
+            float* own = gradient_weight ? gradient_weight + part * vocabulary * width : nullptr;
+            function.run(hidden, targets, count, first, last, weight, vocabulary, width, smoothing, divergence,
+                         gradient_hidden, own);
+            parts[2 * part] = function.loss;
+            parts[2 * part + 1] = function.nll;
+        });
+        sums[0] = sums[1] = 0;
+        for (size_t i = 0; i < parts.size(); i++) sums[i % 2] += parts[i];
+        return 0;
+    });
+}
+
+int regard_attention(const regard::AttentionShape* shape, const float* query, const float* key, const float* value,
+                     const float* mask, float* weights, float* output, int64_t threads) {
+    return guarded([&] {
+        regard::side_by_side(threads, shape->batch, [&](int64_t, int64_t first, int64_t last) {
+            regard::ShortAttention attention(*shape);
+            for (int64_t b = first; b < last; b++) attention.forward(b, query, key, value, mask, weights, output);
+        });
+        return 0;
+    });
+}
+
+int regard_attention_back(const regard::AttentionShape* shape, const float* query, const float* key, const float* value,
+                          const float* weights, const float* gradient, float* to_query, float* to_key, float* to_value,
+                          int64_t threads) {
+    return guarded([&] {
+        regard::side_by_side(threads, shape->batch, [&](int64_t, int64_t first, int64_t last) {
+            regard::ShortAttention attention(*shape);
+            for (int64_t b = first; b < last; b++)
+                attention.backward(b, query, key, value, weights, gradient, to_query, to_key, to_value);
+        });
         return 0;
     });
 }

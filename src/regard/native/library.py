@@ -26,6 +26,7 @@ FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "regard_message": (c_char_p, []),
     "regard_runs_here": (c_int, []),
     "regard_fast_bytes": (c_int, []),
+    "regard_lanes": (c_int, []),
     "regard_builder": (c_void_p, []),
     "regard_tensor": (c_int, [c_void_p, c_char_p, c_void_p, c_int64, c_int64]),
     "regard_builder_free": (None, [c_void_p]),
@@ -40,8 +41,10 @@ FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "regard_candidates": (c_int, [c_void_p, c_int64, c_void_p, c_void_p, c_void_p]),
     "regard_cross_entropy": (
         c_int,
-        [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_float, c_float, c_void_p, c_void_p, c_void_p],
+        [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_float, c_float, *[c_void_p] * 3, c_int64],
     ),
+    "regard_attention": (c_int, [c_void_p] * 7 + [c_int64]),
+    "regard_attention_back": (c_int, [c_void_p] * 9 + [c_int64]),
 }
 """What the library has: result and arguments."""
 

@@ -3,54 +3,9 @@
 // sums over the vocabulary are sums of vectors, and no matrix needs to be packed or transposed for any of the three products.
 #pragma once
 
-#include "products.h"
+#include "tiles.h"
 
 namespace regard {
-
-// c[i, j] (+)= sum over k of a[i, k] b[k, j]. Of `a` any strides; rows of `b` and `c` are contiguous.
-struct Strided {
-    const float* values;
-    int64_t row, step;  // the distances of two i and of two k
-};
-
-template <bool Adding, int N, int... I>
-inline void tile(std::integer_sequence<int, I...>, Strided a, const float* b, int64_t b_row, int64_t depth, float* c,
-                 int64_t c_row) {
-    floats sums[sizeof...(I)];
-    ((sums[I] = floats{}), ...);
-    for (int64_t k = 0; k < depth; k++, a.values += a.step, b += b_row)
-        ((sums[I] += a.values[I / N * a.row] * load(b + I % N * LANES)), ...);
-    auto place = [&](int i) { return c + i / N * c_row + i % N * LANES; };
-    (store(place(I), Adding ? load(place(I)) + sums[I] : sums[I]), ...);
-}
-
-template <bool Adding, int M, int N>
-inline void tiles(Strided a, const float* b, int64_t b_row, int64_t depth, float* c, int64_t c_row) {
-    tile<Adding, N>(std::make_integer_sequence<int, M * N>{}, a, b, b_row, depth, c, c_row);
-}
-
-template <bool Adding, int N>
-inline void columns(Strided a, int64_t rows, const float* b, int64_t b_row, int64_t depth, float* c, int64_t c_row) {
-    for (; rows >= ROWS; rows -= ROWS, a.values += ROWS * a.row, c += ROWS * c_row)
-        tiles<Adding, ROWS, N>(a, b, b_row, depth, c, c_row);
-    switch (rows) {
-        case 5: tiles<Adding, 5, N>(a, b, b_row, depth, c, c_row); break;
-        case 4: tiles<Adding, 4, N>(a, b, b_row, depth, c, c_row); break;
-        case 3: tiles<Adding, 3, N>(a, b, b_row, depth, c, c_row); break;
-        case 2: tiles<Adding, 2, N>(a, b, b_row, depth, c, c_row); break;
-        case 1: tiles<Adding, 1, N>(a, b, b_row, depth, c, c_row); break;
-    }
-}
-
-// `width`, the columns of b and c, is a multiple of LANES.
-template <bool Adding>
-void multiply(Strided a, int64_t rows, const float* b, int64_t b_row, int64_t depth, float* c, int64_t c_row,
-              int64_t width) {
-    int64_t j = 0;
-    for (; j + SIDE * LANES <= width; j += SIDE * LANES)
-        columns<Adding, SIDE>(a, rows, b + j, b_row, depth, c + j, c_row);
-    for (; j < width; j += LANES) columns<Adding, 1>(a, rows, b + j, b_row, depth, c + j, c_row);
-}
 
 // Some positions at a time go through the vocabulary twice: for their logits and what the softmax needs to know of them,
 // and back with p - q. With R-Drop (training/r_drop.py) every position is read twice; what the two readings say of it
@@ -60,18 +15,19 @@ class CrossEntropy {
     double loss = 0, nll = 0;
 
     // hidden [count, width], weight [vocabulary, width], targets [count]. With `divergence`, R-Drop's alpha, all
-    // positions once and then once more. The gradients, both or none, are of `loss`; that of the weight is added to
-    // what is there.
-    void run(const float* hidden, const int64_t* targets, int64_t count, const float* weight, int64_t vocabulary,
-             int64_t width, float smoothing, float divergence, float* gradient_hidden, float* gradient_weight) {
+    // positions once and then once more: 2 count. The sums, and the gradients of `loss`, both or none, are those of the
+    // positions from `first` to `last`; that of the weight is added to what is there.
+    void run(const float* hidden, const int64_t* targets, int64_t count, int64_t first, int64_t last,
+             const float* weight, int64_t vocabulary, int64_t width, float smoothing, float divergence,
+             float* gradient_hidden, float* gradient_weight) {
         hidden_ = hidden, targets_ = targets, weight_ = weight, vocabulary_ = vocabulary, width_ = width;
         smoothing_ = smoothing, divergence_ = divergence, share_ = divergence > 0 ? 0.5f : 1.0f;
-        readings_ = divergence > 0 ? 2 : 1, count_ = count / readings_;
+        readings_ = divergence > 0 ? 2 : 1, count_ = count;
         loss = nll = 0;
         logits_.get(BANDS * BAND * vocabulary);
         int64_t step = BANDS / readings_ * BAND;
-        for (int64_t start = 0; start < count_; start += step) {
-            here_ = std::min(step, count_ - start);
+        for (int64_t start = first; start < last; start += step) {
+            here_ = std::min(step, last - start);
             enter(start);
             for (int64_t v = 0; v < vocabulary; v += BLOCK) project(v);
             sum_up();

@@ -14,6 +14,9 @@ from regard.native.library import check, library
 WIDTH = 16
 """d_model has to be a multiple of it: numbers in the widest vector."""
 
+PART = 256
+"""Positions of a thread, at least: each also has a gradient of the whole matrix."""
+
 
 def fits(hidden_ND: Tensor, weight_VD: Tensor) -> bool:
     """Whether the library is there and can do this."""
@@ -37,21 +40,27 @@ def fused_loss(
     assert loaded is not None
     hidden_ND, weight_VD = hidden_ND.detach().contiguous(), weight_VD.detach().contiguous()
     targets_N = targets_N.to(torch.int64).contiguous()
-    gradients = (torch.empty_like(hidden_ND), torch.zeros_like(weight_VD)) if wanted else None
+    threads = min(torch.get_num_threads(), 1 + len(hidden_ND) // PART)
+    gradient_hidden = torch.empty_like(hidden_ND) if wanted else None
+    gradient_weights = weight_VD.new_zeros(threads, *weight_VD.shape) if wanted else None
     sums = torch.empty(2, dtype=torch.float64)
     check(
         loaded.regard_cross_entropy(
             hidden_ND.data_ptr(),
             targets_N.data_ptr(),
-            hidden_ND.shape[0],
+            len(hidden_ND) // (2 if alpha else 1),
             weight_VD.data_ptr(),
             *weight_VD.shape,
             smoothing,
             alpha,
-            *((None, None) if gradients is None else (each.data_ptr() for each in gradients)),
+            None if gradient_hidden is None else gradient_hidden.data_ptr(),
+            None if gradient_weights is None else gradient_weights.data_ptr(),
             sums.data_ptr(),
+            threads,
         ),
         loaded,
     )
     loss, nll = sums.float().unbind()
-    return loss, nll, gradients
+    if gradient_hidden is None or gradient_weights is None:
+        return loss, nll, None
+    return loss, nll, (gradient_hidden, gradient_weights[0] if threads == 1 else gradient_weights.sum(dim=0))

@@ -17,9 +17,9 @@ from regard.data.shortlist import Shortlist
 from regard.errors import UserError
 from regard.model.interface import Reach, SequenceToSequence
 from regard.model.transformer import EncoderDecoder
-from regard.native.decoder import NativeDecoder, PackedModel, Precision, obstacle
 from regard.native.library import fast_bytes, kind
 from regard.search.capture import Capture, capture_on, has_graphs
+from regard.search.compiled import NativeDecoder, PackedModel, Precision, obstacle
 from regard.search.decoder import CachedDecoder, Decoder
 from regard.search.static import Pool, StaticDecoder
 

@@ -16,8 +16,8 @@ from regard.model import adapters
 from regard.model.adapters import AdapterSettings
 from regard.model.settings import ModelSettings
 from regard.model.transformer import BidirectionalEncoder, EncoderDecoder
-from regard.native.decoder import NativeDecoder, PackedModel, obstacle
 from regard.native.library import NativeError, library
+from regard.search.compiled import NativeDecoder, PackedModel, obstacle
 from regard.search.decoder import CachedDecoder
 from regard.search.executors import pad
 from regard.search.ranking import largest
