@@ -107,9 +107,9 @@ def take_part(name: str, options: argparse.Namespace, channel: Connection) -> No
     batches = Batches(PairDataset.open(path, tokenizers), BatchSettings(tokens=options.tokens))
     import training_peers
 
-    step: Callable[[Batch], None] = training_peers.PEERS[name](
-        preset(MODELS[options.model]).model, tokenizers.source.size, batches
-    )
+    # Sinusoids, because that is what the peers have.
+    settings = preset(MODELS[options.model]).model.model_copy(update={"positions": "sinusoidal"})
+    step: Callable[[Batch], None] = training_peers.PEERS[name](settings, tokenizers.source.size, batches)
     stream = forever(batches)
     for batch in islice(stream, 2):
         step(batch)

@@ -82,15 +82,29 @@ PRESETS: dict[str, Preset] = {
     "paper-E": _row("(E): learned positions in place of sinusoids", positions="learned"),
     "tiny": Preset(
         ModelSettings(
-            d_model=128, d_ff=256, heads=4, encoder_layers=4, decoder_layers=4, dropout=0.3, norm_placement="pre"
+            d_model=128,
+            d_ff=256,
+            heads=4,
+            encoder_layers=4,
+            decoder_layers=4,
+            positions="rotary",
+            dropout=0.3,
+            norm_placement="pre",
         ),
-        "the size that is best on 30,000 captions (Wu et al. 2021, Transformer-Tiny), pre-norm",
+        "the size that is best on 30,000 captions (Wu et al. 2021, Transformer-Tiny), rotary positions, pre-norm",
     ),
     "small": Preset(
         ModelSettings(
-            d_model=256, d_ff=1024, heads=4, encoder_layers=4, decoder_layers=4, dropout=0.2, norm_placement="pre"
+            d_model=256,
+            d_ff=1024,
+            heads=4,
+            encoder_layers=4,
+            decoder_layers=4,
+            positions="rotary",
+            dropout=0.2,
+            norm_placement="pre",
         ),
-        "for some 100,000 pairs: between tiny and base, pre-norm",
+        "for some 100,000 pairs: between tiny and base, rotary positions, pre-norm",
     ),
     "nanogpt-cpu": _decoder(
         "nanoGPT's configuration for a CPU: that of GPT-2, small, without biases",
