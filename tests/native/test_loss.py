@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 
 import pytest
 import torch
@@ -157,3 +158,17 @@ def test_training_by_torch_and_by_the_library_are_the_same(loaded, monkeypatch: 
         results.append((loss.detach(), nll, *(each.grad for each in inputs)))
     for compiled, by_torch in zip(*results, strict=True):
         torch.testing.assert_close(compiled, by_torch, rtol=2e-5, atol=2e-5)
+
+
+def test_under_autocast_it_is_torchs(loaded):
+    """The hidden states are halved on their way in; read as float32 they would be beyond their memory's end."""
+    hidden, weight, targets = drawn(200, 32, 150)
+    hidden.requires_grad_()
+    for alpha in (0.0, 5.0):
+        loss = partial(fused_r_drop, alpha=alpha) if alpha else cross_entropy
+        whole, _ = loss(hidden, weight, targets, 0.1)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            half, _ = loss(hidden, weight, targets, 0.1)
+        half.backward()
+        assert whole != half
+        torch.testing.assert_close(half, whole, rtol=0.05, atol=0.0)

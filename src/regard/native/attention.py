@@ -40,6 +40,7 @@ def fits(query_BHTE: Tensor, key_BHSE: Tensor, value_BHSE: Tensor) -> bool:
         and all(each.shape[-1] % WIDTH == 0 and each.stride(-1) == 1 for each in tensors)
         and min(query_BHTE.shape[0], query_BHTE.shape[2], key_BHSE.shape[2]) > 0
         and library() is not None
+        and not torch.compiler.is_compiling()
     )
 
 
@@ -56,6 +57,8 @@ def attend(
     """
     loaded = library()
     assert loaded is not None
+    assert fits(query_BHTE, key_BHSE, value_BHSE)
+    assert bias_BHTS is None or bias_BHTS.dtype == torch.float32
     batch, heads, queries, _ = query_BHTE.shape
     keys = key_BHSE.shape[2]
     output_BTHE = query_BHTE.new_empty(batch, queries, heads, value_BHSE.shape[3])

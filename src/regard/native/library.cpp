@@ -1,5 +1,6 @@
 // What Python calls, by ctypes. Each function gives 0, or what else it says, and a message when it fails.
 
+#include "dropout.h"
 #include "loss.h"
 #include "session.h"
 #include "short_attention.h"
@@ -142,6 +143,15 @@ int regard_cross_entropy(const float* hidden, const int64_t* targets, int64_t co
         });
         sums[0] = sums[1] = 0;
         for (size_t i = 0; i < parts.size(); i++) sums[i % 2] += parts[i];
+        return 0;
+    });
+}
+
+int regard_drop(const float* x, float* y, int64_t count, uint64_t seed, uint32_t dropped, float scale, int64_t threads) {
+    return guarded([&] {
+        regard::side_by_side(threads, count / 4, [&](int64_t, int64_t first, int64_t last) {
+            regard::drop(x, y, 4 * first, last == count / 4 ? count : 4 * last, seed, dropped, scale);
+        });
         return 0;
     });
 }

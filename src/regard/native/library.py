@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import c_char_p, c_float, c_int, c_int64, c_void_p
+from ctypes import c_char_p, c_float, c_int, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -43,6 +43,7 @@ FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
         c_int,
         [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_float, c_float, *[c_void_p] * 3, c_int64],
     ),
+    "regard_drop": (c_int, [c_void_p, c_void_p, c_int64, c_uint64, c_uint32, c_float, c_int64]),
     "regard_attention": (c_int, [c_void_p] * 7 + [c_int64]),
     "regard_attention_back": (c_int, [c_void_p] * 9 + [c_int64]),
 }

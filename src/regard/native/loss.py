@@ -21,7 +21,8 @@ PART = 256
 def fits(hidden_ND: Tensor, weight_VD: Tensor) -> bool:
     """Whether the library is there and can do this."""
     plain = all(each.device.type == "cpu" and each.dtype == torch.float32 for each in (hidden_ND, weight_VD))
-    return plain and hidden_ND.shape[1] % WIDTH == 0 and library() is not None
+    traced = torch.compiler.is_compiling()
+    return plain and hidden_ND.shape[1] % WIDTH == 0 and library() is not None and not traced
 
 
 def fused_loss(
@@ -38,6 +39,9 @@ def fused_loss(
     """
     loaded = library()
     assert loaded is not None
+    assert fits(hidden_ND, weight_VD)
+    assert hidden_ND.shape[0] == len(targets_N)
+    assert hidden_ND.shape[1] == weight_VD.shape[1]
     hidden_ND, weight_VD = hidden_ND.detach().contiguous(), weight_VD.detach().contiguous()
     targets_N = targets_N.to(torch.int64).contiguous()
     threads = min(torch.get_num_threads(), 1 + len(hidden_ND) // PART)

@@ -87,8 +87,12 @@ def cross_entropy(
     hidden_ND: Float[Tensor, "N D"], weight_VD: Float[Tensor, "V D"], targets_N: Int[Tensor, " N"], smoothing: float
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """The same without ever holding all N x V logits: each chunk's gradient is made beside its loss."""
+    return by_hand(partial(_fused, targets_N=targets_N, smoothing=smoothing), hidden_ND, weight_VD)
+
+
+def _fused(hidden_ND: Tensor, weight_VD: Tensor, wanted: bool, targets_N: Tensor, smoothing: float) -> Result:
     compute = native.fused_loss if native.fits(hidden_ND, weight_VD) else _by_chunks
-    return by_hand(partial(compute, targets_N=targets_N, smoothing=smoothing), hidden_ND, weight_VD)
+    return compute(hidden_ND, weight_VD, wanted, targets_N, smoothing)
 
 
 def _by_chunks(hidden_ND: Tensor, weight_VD: Tensor, wanted: bool, targets_N: Tensor, smoothing: float) -> Result:

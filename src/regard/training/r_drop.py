@@ -73,16 +73,22 @@ def fused_r_drop(
     alpha: float,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """The same of logits h W^T that are never held all at once: each chunk's gradient is made beside its loss."""
+    return by_hand(partial(_fused, targets_M=targets_M, smoothing=smoothing, alpha=alpha), hidden_MD, weight_VD)
+
+
+def _fused(
+    hidden_MD: Tensor, weight_VD: Tensor, wanted: bool, targets_M: Tensor, smoothing: float, alpha: float
+) -> Result:
     compute = native.fused_loss if native.fits(hidden_MD, weight_VD) else _by_chunks
-    return by_hand(partial(compute, targets_N=targets_M, smoothing=smoothing, alpha=alpha), hidden_MD, weight_VD)
+    return compute(hidden_MD, weight_VD, wanted, targets_M, smoothing, alpha)
 
 
 def _by_chunks(
-    hidden_MD: Tensor, weight_VD: Tensor, wanted: bool, targets_N: Tensor, smoothing: float, alpha: float
+    hidden_MD: Tensor, weight_VD: Tensor, wanted: bool, targets_M: Tensor, smoothing: float, alpha: float
 ) -> Result:
     """d loss / d z_i = (p_i - q) / 2 + alpha / 4 dJ / dz_i, where q = (1 - eps) [v = target] + eps / V."""
     vocabulary = weight_VD.shape[0]
-    hidden, targets = _readings(hidden_MD), _readings(targets_N)
+    hidden, targets = _readings(hidden_MD), _readings(targets_M)
     weight = weight_VD.to(hidden.dtype)
     gradients = (torch.empty_like(hidden), torch.zeros_like(weight_VD)) if wanted else None
     sums = [hidden.new_zeros((), dtype=torch.float64) for _ in range(2)]
