@@ -215,7 +215,7 @@ class NativeDecoder:
             self._library.regard_session_free(self._handle)
 
     def read(
-        self, sources: Sequence[Sequence[int]], shortlists: Sequence[Int[np.ndarray, " tokens"]] | None = None
+        self, sources: Sequence[Sequence[int]], shortlists: Sequence[Int[np.ndarray, " _"]] | None = None
     ) -> None:
         """Read sources. Each comes last and gets as many rows as each of the others has (or one).
 
