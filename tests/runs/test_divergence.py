@@ -163,15 +163,17 @@ def test_full_precision_first_and_a_lower_rate_if_that_does_not_help(tmp_path: P
 def test_a_model_that_diverges_by_its_rate_is_saved_by_a_lower_one(tmp_path: Path, values: Recipe) -> None:
     """Not injected: at this rate variances are beyond float32 after a step, at a lower one they are not.
 
-    It learns nothing at any of these rates, so that a rise of the loss is no reason to go back.
+    It learns nothing at any of these rates, so that a rise of the loss is no reason to go back. Without checkpoints on the
+    way it begins anew each time: weights that are near the end of what is finite do not shrink at a lower rate.
     """
+    values = merge(values, {"validation": {"every": 12}})
     schedule = {"kind": "constant", "peak_rate": 1e6, "warmup_steps": 1}
     with pytest.raises(DivergenceError, match=r"^step \d+: the loss is (nan|inf)"):
         carry_out(tmp_path / "stop", values, Spoiler(99), schedule=schedule)
     directory = tmp_path / "lower"
-    settings = {"schedule": schedule, "on_divergence": "lower-rate", "guard": {"rise": None, "attempts": 12}}
+    settings = {"schedule": schedule, "on_divergence": "lower-rate", "guard": {"rise": None, "attempts": 8}}
     said = carry_out(directory, values, Spoiler(99), **settings)
-    assert 1 <= sum("on from there at" in line for line in said) <= 12
+    assert 1 <= sum("on from there at" in line for line in said) <= 8
     assert last_state(directory)["progress"]["step"] == 12
     assert last_state(directory)["recovery"]["rate"] < 1
     assert all(bool(torch.isfinite(weight).all()) for weight in store.read(directory / "model").parameters())
