@@ -40,3 +40,15 @@ def test_all_kinds_give_the_same(monkeypatch: pytest.MonkeyPatch, precision, fee
     for other in logits[1:]:
         # One rounding of a row to bytes may fall the other way.
         torch.testing.assert_close(other, logits[0], atol=1e-4 if precision == "float32" else 0.03, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", libraries())
+def test_a_kind_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, kind):
+    """And with another word the best one is taken, as without any."""
+    best = next(iter(libraries()))
+    for asked, expected in ((kind.strip("_"), kind), ("0", None), ("yes", best), ("", best)):
+        library.library.cache_clear()
+        monkeypatch.setenv("REGARD_NATIVE", asked)
+        assert library.kind() == ("none" if expected is None else expected.strip("_"))
+    monkeypatch.undo()
+    library.library.cache_clear()

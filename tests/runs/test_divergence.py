@@ -163,8 +163,8 @@ def test_full_precision_first_and_a_lower_rate_if_that_does_not_help(tmp_path: P
 def test_a_model_that_diverges_by_its_rate_is_saved_by_a_lower_one(tmp_path: Path, values: Recipe) -> None:
     """Not injected: at this rate variances are beyond float32 after a step, at a lower one they are not.
 
-    It learns nothing at any of these rates, so that a rise of the loss is no reason to go back. Without checkpoints on the
-    way it begins anew each time: weights that are near the end of what is finite do not shrink at a lower rate.
+    It learns nothing at any of these rates, so that a rise of the loss is no reason to go back. Without checkpoints on
+    the way it begins anew each time: weights that are near the end of what is finite do not shrink at a lower rate.
     """
     values = merge(values, {"validation": {"every": 12}})
     schedule = {"kind": "constant", "peak_rate": 1e6, "warmup_steps": 1}

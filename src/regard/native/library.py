@@ -56,10 +56,14 @@ class NativeError(JobError):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library for this CPU, or None: none was built, or `REGARD_NATIVE=0` turns it off."""
-    if os.environ.get("REGARD_NATIVE") == "0":
+    """The library for this CPU, or None: none was built, or `REGARD_NATIVE=0` turns it off.
+
+    `REGARD_NATIVE=avx2` takes that kind and no other, to see what it does on a CPU that could do more.
+    """
+    asked = os.environ.get("REGARD_NATIVE")
+    if asked == "0":
         return None
-    for kind in KINDS:
+    for kind in (f"_{asked}",) if f"_{asked}" in KINDS else KINDS:
         for suffix in EXTENSION_SUFFIXES:
             path = Path(__file__).with_name(kind + suffix)
             found = _load(path) if path.exists() else None

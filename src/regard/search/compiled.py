@@ -214,9 +214,7 @@ class NativeDecoder:
         if getattr(self, "_handle", None):
             self._library.regard_session_free(self._handle)
 
-    def read(
-        self, sources: Sequence[Sequence[int]], shortlists: Sequence[Int[np.ndarray, " _"]] | None = None
-    ) -> None:
+    def read(self, sources: Sequence[Sequence[int]], shortlists: Sequence[Int[np.ndarray, " _"]] | None = None) -> None:
         """Read sources. Each comes last and gets as many rows as each of the others has (or one).
 
         Args:
