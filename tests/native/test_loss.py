@@ -34,7 +34,10 @@ def drawn(positions: int, width: int, vocabulary: int) -> tuple[torch.Tensor, to
     return hidden, weight, torch.randint(vocabulary, (positions,), generator=generator)
 
 
-SHAPES = [(1, 16, 1), (1, 16, 5), (63, 48, 96), (64, 64, 97), (65, 80, 500), (300, 128, 103), (513, 16, 211)]
+SHAPES = [
+    *[(1, 16, 1), (1, 16, 5), (63, 48, 96), (64, 64, 97), (65, 80, 500), (300, 128, 103), (513, 16, 211)],
+    *[(130, 16, 40_000), (70, 16, 70_000)],  # fewer positions at a time
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -9,7 +9,7 @@ namespace regard {
 
 // Some positions at a time go through the vocabulary twice: for their logits and what the softmax needs to know of them,
 // and back with p - q. With R-Drop (training/r_drop.py) every position is read twice; what the two readings say of it
-// stands in bands `PAIR` apart.
+// stands in bands `pair_` apart.
 class CrossEntropy {
    public:
     double loss = 0, nll = 0;
@@ -24,27 +24,30 @@ class CrossEntropy {
         smoothing_ = smoothing, divergence_ = divergence, share_ = divergence > 0 ? 0.5f : 1.0f;
         readings_ = divergence > 0 ? 2 : 1, count_ = count;
         loss = nll = 0;
-        logits_.get(BANDS * BAND * vocabulary);
-        int64_t step = BANDS / readings_ * BAND;
+        bands_ = MOST_BANDS;
+        while (bands_ > readings_ && bands_ * BAND * vocabulary > MOST_LOGITS) bands_ /= 2;
+        pair_ = std::max<int64_t>(1, bands_ / 2);
+        logits_.get(bands_ * BAND * vocabulary);
+        int64_t step = bands_ / readings_ * BAND;
         for (int64_t start = first; start < last; start += step) {
             here_ = std::min(step, last - start);
             enter(start);
             for (int64_t v = 0; v < vocabulary; v += BLOCK) project(v);
             sum_up();
             if (!gradient_hidden) continue;
-            std::fill_n(back_.get(BANDS * BAND * width), BANDS * BAND * width, 0.0f);
+            std::fill_n(back_.get(bands_ * BAND * width), bands_ * BAND * width, 0.0f);
             for (int64_t v = 0; v < vocabulary; v += BLOCK) go_back(v, gradient_weight);
             for (int64_t reading = 0; reading < readings_; reading++)
-                std::copy_n(back_.data() + reading * PAIR * BAND * width, here_ * width,
+                std::copy_n(back_.data() + reading * pair_ * BAND * width, here_ * width,
                             gradient_hidden + (reading * count_ + start) * width);
         }
     }
 
    private:
-    static constexpr int64_t BAND = 64;   // positions side by side
-    static constexpr int64_t BANDS = 4;   // that share a way through the vocabulary
-    static constexpr int64_t PAIR = BANDS / 2;
-    static constexpr int64_t BLOCK = 96;  // of the vocabulary, whose logits stay in the nearest caches
+    static constexpr int64_t BAND = 64;                // positions side by side
+    static constexpr int64_t MOST_BANDS = 4;           // that share a way through the vocabulary,
+    static constexpr int64_t MOST_LOGITS = 1LL << 23;  // unless there would be more logits than this
+    static constexpr int64_t BLOCK = 96;               // of the vocabulary, whose logits stay in the nearest caches
 
     struct Band {
         alignas(64) float highest[BAND], sum[BAND], total[BAND];  // of the logits z: sum is that of e^(z - highest)
@@ -56,9 +59,9 @@ class CrossEntropy {
 
     const float *hidden_, *weight_;
     const int64_t* targets_;
-    int64_t count_, vocabulary_, width_, readings_, here_;
+    int64_t count_, vocabulary_, width_, readings_, bands_, pair_, here_;
     float smoothing_, divergence_, share_;
-    Band band_[BANDS];
+    Band band_[MOST_BANDS];
     Buffer<float> rows_, turned_, logits_, back_;
 
     float* logits(int64_t band, int64_t v) { return logits_.data() + (band * vocabulary_ + v) * BAND; }
@@ -68,7 +71,7 @@ class CrossEntropy {
     void for_bands(Use use) {
         int64_t some = rounded(here_, BAND) / BAND;
         for (int64_t reading = 0; reading < readings_; reading++)
-            for (int64_t b = 0; b < some; b++) use(reading * PAIR + b);
+            for (int64_t b = 0; b < some; b++) use(reading * pair_ + b);
     }
 
     template <typename Use>
@@ -79,11 +82,11 @@ class CrossEntropy {
 
     // Some positions, filled up with zeros; the hidden states also as [width, positions].
     void enter(int64_t start) {
-        float *rows = rows_.get(BANDS * BAND * width_), *turned = turned_.get(BANDS * BAND * width_);
+        float *rows = rows_.get(bands_ * BAND * width_), *turned = turned_.get(bands_ * BAND * width_);
         for_bands([&](int64_t b) {
             Band& band = band_[b];
             for (int64_t r = 0; r < BAND; r++) {
-                int64_t n = b % (BANDS / readings_) * BAND + r, from = b / PAIR % readings_ * count_ + start + n;
+                int64_t n = b % (bands_ / readings_) * BAND + r, from = b / pair_ % readings_ * count_ + start + n;
                 bool real = n < here_;
                 float* row = rows + (b * BAND + r) * width_;
                 if (real)
@@ -112,7 +115,7 @@ class CrossEntropy {
         });
         for_bands([&](int64_t b) {
             Band& band = band_[b];
-            const float *z = logits(b, v), *other = logits((b + PAIR) % BANDS, v);
+            const float *z = logits(b, v), *other = logits((b + pair_) % bands_, v);
             for (int64_t r = 0; r < BAND; r += LANES) {
                 floats highest = load(band.highest + r), total = load(band.total + r);
                 for (int64_t n = r; n < block(v) * BAND; n += BAND) {
@@ -153,7 +156,7 @@ class CrossEntropy {
     // The gradient in place of the logits of a block, and from there to the hidden states and the weight.
     void go_back(int64_t v, float* gradient_weight) {
         if (readings_ == 2)
-            for (int64_t b = 0; b < rounded(here_, BAND) / BAND; b++) differ(band_[b], band_[b + PAIR], b, v);
+            for (int64_t b = 0; b < rounded(here_, BAND) / BAND; b++) differ(band_[b], band_[b + pair_], b, v);
         for_bands([&](int64_t b) {
             const Band& band = band_[b];
             float* z = logits(b, v);
@@ -177,7 +180,7 @@ class CrossEntropy {
 
     // (p_i - smoothing / V) / 2 +- alpha / 4 (p_1 - p_2 + p_i (d - E_i d)), where d = z_1 - z_2
     void differ(const Band& one, const Band& two, int64_t b, int64_t v) {
-        float *z_one = logits(b, v), *z_two = logits(b + PAIR, v);
+        float *z_one = logits(b, v), *z_two = logits(b + pair_, v);
         float quarter = divergence_ / 4;
         for (int64_t r = 0; r < BAND; r += LANES) {
             floats real = load(one.real + r), even = real * (share_ * smoothing_ / vocabulary_);
