@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import nn
 from regard.data.batches import Batch
 from regard.data.corpus import open_pairs
 from regard.data.named import get
-from regard.data.shortlist import learn_shortlist
+from regard.data.shortlist import Shortlist, learn_shortlist
 from regard.errors import UserError
 from regard.evaluation.metrics import Score, corpus_scores
 from regard.model import store
@@ -205,16 +206,25 @@ class Translation(Task):
         return {name: score.value for name, score in zip(dict.fromkeys(self.scores.metrics), scores, strict=True)}
 
     def test(self, model: nn.Module) -> list[Score]:
-        """Translate the test text into `test.txt` and score it."""
+        """Translate the test text into `test.txt` and score it, just as who has the model will."""
         files = self.run.corpus.test
         if files is None:
             return []
         pairs = list(open_pairs(files.source, files.target))
         sources, references = [source for source, _ in pairs], [target for _, target in pairs]
-        outputs, scores = self._score(model, sources, references, self.run.settings.search)
+        inner = store.unwrap(model)
+        if isinstance(inner, EncoderDecoder):
+            outputs = [one_line(text) for text in self.pipeline(inner).translate(sources)]
+            scores = corpus_scores(outputs, [references], self.scores)
+        else:
+            outputs, scores = self._score(model, sources, references, self.run.settings.search)
         write_lines(self.run.directory / "test.txt", outputs)
         self._show(sources, outputs, references)
         return scores
+
+    @cached_property
+    def _shortlist(self) -> Shortlist:
+        return learn_shortlist(self.pairs, self.tokenizers, self.run.say)
 
     def _search(self, languages: store.Languages) -> SearchSettings:
         """How the model is to search. A translator does not know texts longer than those that it learned from."""
@@ -229,10 +239,9 @@ class Translation(Task):
         data = self.run.settings.data
         languages = store.Languages(source=data.source_language, target=data.target_language)
         assert isinstance(model, EncoderDecoder)
-        shortlist = learn_shortlist(self.pairs, self.tokenizers, self.run.say)
         settings, guided = self.run.settings, self.run.settings.training.alignment
         search = self._search(languages)
-        translator = Translator(model, self.tokenizers, search, languages=languages, shortlist=shortlist)
+        translator = Translator(model, self.tokenizers, search, languages=languages, shortlist=self._shortlist)
         translator.alignment = None if guided is None else guided.among(settings.model.decoder_layers)
         return translator
 
