@@ -107,11 +107,13 @@ class Translation(Task):
                 "validation": {"every": max(steps // 8, 1)},
             }
         if size < 1_000_000:
+            steps = min(max(round(size / 12), 6_000), 20_000)
             return {
                 "preset": "small",
                 "batches": {"tokens": 4_096},
-                "training": _schedule("linear", 0.002, 1_000) | {"steps": 20_000, "clip_norm": 1.0},
-                "validation": {"every": 1_000, "patience": 8},
+                "training": _schedule("linear", 0.006, 500)
+                | {"optimizer": {"kind": "muon"}, "steps": steps, "clip_norm": 1.0},
+                "validation": {"every": steps // 20, "patience": 8},
             }
         return {
             "preset": "paper-base",
