@@ -19,10 +19,13 @@ from regard.training.terminal import TerminalView
 def test_a_translation_with_a_line_feed_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_lines(tmp_path / "pairs", (f"number {index}\tNummer {index}" for index in range(40)))
 
-    def translate(*inputs: Any, **options: Any) -> Iterator[Translation]:
-        return (Translation((Candidate((), 0.0, 0.0, True, text),)) for text in ["a\nb", "c\0d"] * 20)
+    said = ["a\nb", "c\0d"] * 20
 
-    monkeypatch.setattr(translation, "translate", translate)
+    def translate(*inputs: Any, **options: Any) -> Iterator[Translation]:
+        return (Translation((Candidate((), 0.0, 0.0, True, text),)) for text in said)
+
+    monkeypatch.setattr(translation, "translate", translate)  # the validation text
+    monkeypatch.setattr(translation.Translator, "translate", lambda *_: said)  # the test text
     files = {"source": str(tmp_path / "pairs")}
     values = {
         "data": {"train": files, "dev": files, "test": files},
