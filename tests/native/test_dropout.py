@@ -49,6 +49,12 @@ def test_which_values_stay(loaded, count, seed):
     torch.testing.assert_close(native.drop(x, seed, dropped), torch.tensor(kept))
 
 
+def test_what_is_not_finite_is_never_dropped_from_sight(loaded):
+    """The guard of training names the step and the place where it arose, not the first where chance lets it through."""
+    for bad in (float("nan"), float("inf")):
+        assert not native.drop(torch.full((1003,), bad), 5, 60_000).isfinite().any()
+
+
 def test_threads_and_other_cpus_drop_the_same(loaded, monkeypatch: pytest.MonkeyPatch):
     x = torch.ones(7, 1003)
     one = native.drop(x, 99, 30_000)

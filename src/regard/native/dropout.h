@@ -15,7 +15,7 @@ inline T mixed(T z) {
     return z ^ (z >> 31);
 }
 
-// y = x * scale where 16 bits are `dropped` or more, and 0 elsewhere; values from `first` to `last` of all, where `first`
+// y = x * scale where 16 bits are `dropped` or more, and x * 0 elsewhere, which hides no NaN; values from `first` to `last` of all, where `first`
 // is a multiple of 4.
 inline void drop(const float* x, float* y, int64_t first, int64_t last, uint64_t seed, uint32_t dropped, float scale) {
     constexpr uint64_t GOLDEN = 0x9e3779b97f4a7c15;
@@ -33,11 +33,11 @@ inline void drop(const float* x, float* y, int64_t first, int64_t last, uint64_t
         decide();
         for (int i = 0; i < VALUES; i += LANES) {
             words drawn = __builtin_convertvector((briefs) * reinterpret_cast<const loose_briefs*>(bits + i), words);
-            store(y + n + i, drawn >= dropped ? load(x + n + i) * scale : floats{});
+            store(y + n + i, load(x + n + i) * (drawn >= dropped ? all(scale) : floats{}));
         }
     }
     if (n < last) decide();
-    for (int i = 0; n < last; i++, n++) y[n] = bits[i] >= dropped ? x[n] * scale : 0.0f;
+    for (int i = 0; n < last; i++, n++) y[n] = x[n] * (bits[i] >= dropped ? scale : 0.0f);
 }
 
 }  // namespace regard
