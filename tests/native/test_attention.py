@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import pytest
 import torch
 from torch import Tensor
 
-from native.built import libraries
 from regard.model import attention as model
 from regard.model.masks import Mask
 from regard.model.reference import reference_attention
 from regard.model.short_attention import short_attention
 from regard.native import attention as native
-from regard.native.library import KINDS
-
-
-@pytest.fixture(params=KINDS)
-def loaded(request, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
-    found = libraries().get(request.param)
-    if found is None:
-        pytest.skip(f"no library {request.param} for this CPU")
-    monkeypatch.setattr(native, "library", lambda: found)
-    return found
 
 
 def heads(batch: int, count: int, length: int, width: int, seed: int) -> Tensor:

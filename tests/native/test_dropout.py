@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import pytest
 import torch
 
 from native.built import libraries
 from regard.model import dropout as model
 from regard.native import dropout as native
-from regard.native.library import KINDS
-
-
-@pytest.fixture(params=KINDS)
-def loaded(request, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
-    found = libraries().get(request.param)
-    if found is None:
-        pytest.skip(f"no library {request.param} for this CPU")
-    monkeypatch.setattr(native, "library", lambda: found)
-    return found
 
 
 def splitmix64(seed: int, index: int) -> int:

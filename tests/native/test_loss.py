@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 from functools import partial
 
 import pytest
 import torch
 from torch.nn import functional
 
-from native.built import libraries
 from regard.native import loss as native
-from regard.native.library import KINDS, NativeError
+from regard.native.library import NativeError
 from regard.training import loss as training
 from regard.training import r_drop
 from regard.training.loss import cross_entropy
 from regard.training.r_drop import fused_r_drop, reference_r_drop
-
-
-@pytest.fixture(params=KINDS)
-def loaded(request, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
-    found = libraries().get(request.param)
-    if found is None:
-        pytest.skip(f"no library {request.param} for this CPU")
-    monkeypatch.setattr(native, "library", lambda: found)
-    return found
 
 
 def drawn(positions: int, width: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
