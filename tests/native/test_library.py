@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -52,3 +54,14 @@ def test_a_kind_can_be_asked_for(monkeypatch: pytest.MonkeyPatch, kind):
         assert library.kind() == ("none" if expected is None else expected.strip("_"))
     monkeypatch.undo()
     library.library.cache_clear()
+
+
+def test_a_source_distribution_has_every_header():
+    """One that is not named is left out of it, and what is installed from there has no library, without a word."""
+    root = Path(__file__).parents[2]
+    extensions = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"][
+        "ext-modules"
+    ]
+    headers = {str(path.relative_to(root)) for path in (root / "src/regard/native").glob("*.h")}
+    assert {extension["name"].rpartition(".")[2] for extension in extensions} == set(library.KINDS)
+    assert all(set(extension["depends"]) == headers for extension in extensions)
