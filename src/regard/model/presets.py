@@ -30,6 +30,11 @@ def _row(about: str, printed: int | None = None, label_smoothing: float = 0.1, *
     return Preset(model, f"Table 3 {about}", label_smoothing=label_smoothing, printed_millions=printed)
 
 
+def _translator(about: str, **settings: object) -> Preset:
+    layout = {"heads": 4, "encoder_layers": 4, "decoder_layers": 4, "positions": "rotary", "norm_placement": "pre"}
+    return Preset(ModelSettings.model_validate({**layout, **settings}), f"{about}, rotary positions, pre-norm")
+
+
 def _decoder(about: str, **settings: object) -> Preset:
     model = ModelSettings.model_validate({"tie": "decoder", **settings})
     return Preset(model, about, "causal-decoder", label_smoothing=0.0)
@@ -80,32 +85,13 @@ PRESETS: dict[str, Preset] = {
     "paper-D3": _row("(D): label smoothing 0.0", label_smoothing=0.0),
     "paper-D4": _row("(D): label smoothing 0.2", label_smoothing=0.2),
     "paper-E": _row("(E): learned positions in place of sinusoids", positions="learned"),
-    "tiny": Preset(
-        ModelSettings(
-            d_model=128,
-            d_ff=256,
-            heads=4,
-            encoder_layers=4,
-            decoder_layers=4,
-            positions="rotary",
-            dropout=0.3,
-            norm_placement="pre",
-        ),
-        "the size that is best on 30,000 captions (Wu et al. 2021, Transformer-Tiny), rotary positions, pre-norm",
+    "tiny": _translator(
+        "the size that is best on 30,000 captions (Wu et al. 2021, Transformer-Tiny)",
+        d_model=128,
+        d_ff=256,
+        dropout=0.3,
     ),
-    "small": Preset(
-        ModelSettings(
-            d_model=256,
-            d_ff=1024,
-            heads=4,
-            encoder_layers=4,
-            decoder_layers=4,
-            positions="rotary",
-            dropout=0.2,
-            norm_placement="pre",
-        ),
-        "for some 100,000 pairs: between tiny and base, rotary positions, pre-norm",
-    ),
+    "small": _translator("for some 100,000 pairs: between tiny and base", d_model=256, d_ff=1024, dropout=0.2),
     "nanogpt-cpu": _decoder(
         "nanoGPT's configuration for a CPU: that of GPT-2, small, without biases",
         d_model=128,
