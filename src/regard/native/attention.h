@@ -46,15 +46,7 @@ struct Attention {
             store(scores + i, score);
             most = larger(most, score);
         }
-        float top = largest(most);
-        floats total{};
-        for (int64_t i = 0; i < padded; i += LANES) {
-            floats weight = exponential(load(scores + i) - top);
-            store(scores + i, weight);
-            total += weight;
-        }
-        float inverse = 1.0f / sum(total);
-        for (int64_t i = 0; i < padded; i += LANES) store(scores + i, load(scores + i) * inverse);
+        soften(scores, padded, largest(most));
     }
 
     static floats capped_some(floats score, float cap, int64_t count) {

@@ -188,8 +188,8 @@ class Matrix {
         }
     }
 
-    // `M` rows times one panel, so many outputs (from `n` on) at a time. The sums are named one by one (`I` counts them), never in a loop: only so the compiler
-    // keeps all of them in registers.
+    // `M` rows times one panel, so many outputs (from `n` on) at a time. The sums are named one by one (`I` counts
+    // them), never in a loop: only so the compiler keeps all of them in registers.
     template <int M, typename Finish>
     void block(const Rows& x, int64_t row, int64_t panel, float* y, int64_t y_stride, Finish finish) const {
         auto sums = std::make_integer_sequence<int, M * SIDE>{};

@@ -33,7 +33,7 @@ class ShortAttention {
             const float* turned = turn(at(key, s_.key, b, h), s_.key[2], s_.d_key, s_.scale);
             multiply<false>({at(query, s_.query, b, h), s_.query[2], 1}, s_.queries, turned, padded_, s_.d_key, weights,
                             padded_, padded_);
-            for (int64_t t = 0; t < s_.queries; t++) soften(weights + t * padded_, added + t * next);
+            for (int64_t t = 0; t < s_.queries; t++) weigh(weights + t * padded_, added + t * next);
             multiply<false>({weights, padded_, 1}, s_.queries, at(value, s_.value, b, h), s_.value[2], s_.keys,
                             at(output, s_.output, b, h), s_.output[2], s_.d_value);
         }
@@ -88,23 +88,15 @@ class ShortAttention {
         return filled;
     }
 
-    // Softmax in place, of the scores and what is added.
-    void soften(float* row, const float* added) const {
+    // Attention weights in place of scores, with what is added to them.
+    void weigh(float* row, const float* added) const {
         floats highest = all(-INFINITY);
         for (int64_t k = 0; k < padded_; k += LANES) {
             floats score = load(row + k) + load(added + k);
             store(row + k, score);
             highest = larger(highest, score);
         }
-        float most = largest(highest);
-        floats total{};
-        for (int64_t k = 0; k < padded_; k += LANES) {
-            floats part = exponential(load(row + k) - most);
-            store(row + k, part);
-            total += part;
-        }
-        floats inverse = all(1.0f / sum(total));
-        for (int64_t k = 0; k < padded_; k += LANES) store(row + k, load(row + k) * inverse);
+        soften(row, padded_, largest(highest));
     }
 
     // The gradient of the scores in place of that of the weights: p (g - sum p g), and the scale of queries and keys.

@@ -126,6 +126,18 @@ inline floats exponential(floats x) {
 #endif
 }
 
+// Softmax in place of whole vectors of scores, of which the largest is known; -inf becomes 0.
+inline void soften(float* scores, int64_t count, float highest) {
+    floats total{};
+    for (int64_t i = 0; i < count; i += LANES) {
+        floats weight = exponential(load(scores + i) - highest);
+        store(scores + i, weight);
+        total += weight;
+    }
+    float inverse = 1.0f / sum(total);
+    for (int64_t i = 0; i < count; i += LANES) store(scores + i, load(scores + i) * inverse);
+}
+
 inline floats sigmoid(floats x) { return 1.0f / (1.0f + exponential(-x)); }
 
 inline floats tangent(floats x) { return 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f); }
