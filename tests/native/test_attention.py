@@ -91,6 +91,18 @@ def test_several_threads_share_the_rows(loaded, monkeypatch: pytest.MonkeyPatch)
             assert torch.equal(one, same)
 
 
+def test_what_is_added_may_be_one_number_for_all_keys_or_not_contiguous(loaded):
+    inputs = [heads(2, 2, 9, 16, seed) for seed in range(3)]
+    plain, _ = native.attend(*inputs, None, 0.25)
+    shifted, _ = native.attend(*inputs, torch.full((1, 1, 1, 1), 3.0), 0.25)
+    torch.testing.assert_close(shifted, plain)
+    added = torch.randn(9, 9, generator=torch.Generator().manual_seed(0))
+    one, _ = native.attend(*inputs, added.T.contiguous()[None, None], 0.25)
+    other, _ = native.attend(*inputs, added.T[None, None], 0.25)
+    assert torch.equal(one, other)
+    assert not torch.allclose(one, plain)
+
+
 def test_a_gradient_that_is_the_same_everywhere(loaded):
     """Such as that of a sum: all its strides are 0."""
     inputs = [heads(2, 2, 9, 16, seed).requires_grad_() for seed in range(3)]

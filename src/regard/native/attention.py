@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.native.library import check, library
+from regard.native.library import check, library, serves
 
 WIDTH = 16
 """Widths of heads have to be multiples of it: numbers in the widest vector."""
@@ -36,11 +36,9 @@ def fits(query_BHTE: Tensor, key_BHSE: Tensor, value_BHSE: Tensor) -> bool:
     tensors = query_BHTE, key_BHSE, value_BHSE
     return (
         query_BHTE.shape[1] == key_BHSE.shape[1]
-        and all(each.device.type == "cpu" and each.dtype == torch.float32 for each in tensors)
         and all(each.shape[-1] % WIDTH == 0 and each.stride(-1) == 1 for each in tensors)
         and min(query_BHTE.shape[0], query_BHTE.shape[2], key_BHSE.shape[2]) > 0
-        and library() is not None
-        and not torch.compiler.is_compiling()
+        and serves(*tensors)
     )
 
 
@@ -48,7 +46,7 @@ def attend(
     query_BHTE: Float[Tensor, "B H T E"],
     key_BHSE: Float[Tensor, "B H S E"],
     value_BHSE: Float[Tensor, "B H S Ev"],
-    bias_BHTS: Float[Tensor, "#B 1 #T S"] | None,
+    bias_BHTS: Float[Tensor, "#B 1 #T #S"] | None,
     scale: float,
 ) -> tuple[Float[Tensor, "B H T Ev"], Float[Tensor, "B H T filled"]]:
     """Output, in memory [B, T, H, Ev], and weights, whose rows are filled up with zeros to whole vectors.
@@ -64,6 +62,8 @@ def attend(
     output_BTHE = query_BHTE.new_empty(batch, queries, heads, value_BHSE.shape[3])
     weights = query_BHTE.new_empty(batch, heads, queries, -(-keys // loaded.regard_lanes()) * loaded.regard_lanes())
     if bias_BHTS is not None:
+        if bias_BHTS.shape[-1] != keys or bias_BHTS.stride(-1) != 1:  # its rows are read as they stand in memory
+            bias_BHTS = bias_BHTS.expand(*bias_BHTS.shape[:3], keys).contiguous()
         bias_BHTS = bias_BHTS.expand(batch, 1, queries, keys)
     check(
         loaded.regard_attention(
