@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from regard.native import dropout as native
+from regard.native.library import serves
 
 _source: ContextVar[torch.Generator | None] = ContextVar("random source", default=None)
 
@@ -81,6 +82,6 @@ def dropout(x: Tensor, probability: float, training: bool) -> Tensor:
         return x
     if x.device.type != "cpu":
         return functional.dropout(x, probability)
-    function: type[torch.autograd.Function] = _CountedDropout if native.fits(x) else _SixteenBitDropout
+    function: type[torch.autograd.Function] = _CountedDropout if serves(x) else _SixteenBitDropout
     dropped: Tensor = function.apply(x, min(round(probability * 2**16), 2**16 - 1))
     return dropped

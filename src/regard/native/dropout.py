@@ -5,16 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.native.library import check, library
+from regard.native.library import check, library, serves
 
 PART = 2**20
 """Values of a thread, at least."""
-
-
-def fits(x: Tensor) -> bool:
-    """Whether the library is there and can do this."""
-    plain = x.device.type == "cpu" and x.dtype == torch.float32
-    return plain and library() is not None and not torch.compiler.is_compiling()
 
 
 def drop(x: Tensor, seed: int, dropped: int) -> Tensor:
@@ -26,7 +20,7 @@ def drop(x: Tensor, seed: int, dropped: int) -> Tensor:
     """
     loaded = library()
     assert loaded is not None
-    assert fits(x)
+    assert serves(x)
     x = x.detach().contiguous()
     y = torch.empty_like(x)
     threads = min(torch.get_num_threads(), 1 + x.numel() // PART)

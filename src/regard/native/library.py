@@ -13,6 +13,9 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from regard.errors import JobError
 
 KINDS = "_avx512", "_avx2", "_plain"
@@ -70,6 +73,15 @@ def library() -> ctypes.CDLL | None:
             if found is not None:
                 return found
     return None
+
+
+def serves(*tensors: Tensor) -> bool:
+    """Whether the library is there, and these are what its functions for training read: float32 on a CPU.
+
+    What `torch.compile` traces has no memory yet.
+    """
+    plain = all(each.device.type == "cpu" and each.dtype == torch.float32 for each in tensors)
+    return plain and library() is not None and not torch.compiler.is_compiling()
 
 
 def kind() -> str:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.native.library import check, library
+from regard.native.library import check, library, serves
 
 WIDTH = 16
 """d_model has to be a multiple of it: numbers in the widest vector."""
@@ -20,9 +20,7 @@ PART = 256
 
 def fits(hidden_ND: Tensor, weight_VD: Tensor) -> bool:
     """Whether the library is there and can do this."""
-    plain = all(each.device.type == "cpu" and each.dtype == torch.float32 for each in (hidden_ND, weight_VD))
-    traced = torch.compiler.is_compiling()
-    return plain and hidden_ND.shape[1] % WIDTH == 0 and library() is not None and not traced
+    return hidden_ND.shape[1] % WIDTH == 0 and serves(hidden_ND, weight_VD)
 
 
 def fused_loss(
