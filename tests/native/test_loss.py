@@ -64,6 +64,37 @@ def test_r_drop_and_its_gradients(loaded, shape, alpha):
         torch.testing.assert_close(gradient.double(), known.grad, rtol=2e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [*SHAPES, (1, 32, 1), (130, 32, 40_001), (257, 96, 193)])
+@pytest.mark.parametrize("alpha", [0.0, 5.0])
+def test_factors_in_half_precision(loaded, shape, alpha):
+    """As if factors had been given rounded, with one more rounding on the way back: that of the logits' gradient."""
+    hidden, weight, targets = drawn(*shape)
+    if alpha:
+        hidden, targets = torch.cat((hidden, hidden.flip(0) * 0.7 + 0.1)), targets.repeat(2)
+    loss, nll, gradients = native.fused_loss(hidden, weight, True, targets, 0.1, alpha, half=True)
+    assert gradients is not None
+    if not loaded.regard_fast_pairs() or hidden.shape[1] % 32:
+        whole = native.fused_loss(hidden, weight, True, targets, 0.1, alpha)
+        assert (loss, nll) == whole[:2]
+        return
+    exact = [each.bfloat16().double().requires_grad_() for each in (hidden, weight)]
+    logits = exact[0] @ exact[1].T
+    logits.retain_grad()
+    if alpha:
+        expected, expected_nll = reference_r_drop(logits, targets, 0.1, alpha)
+    else:
+        expected = functional.cross_entropy(logits, targets, reduction="sum", label_smoothing=0.1)
+        expected_nll = functional.cross_entropy(logits.detach(), targets, reduction="sum")
+    expected.backward()
+    torch.testing.assert_close(loss.double(), expected.detach(), rtol=5e-6, atol=2e-5)
+    torch.testing.assert_close(nll.double(), expected_nll, rtol=2e-6, atol=1e-5)
+    assert logits.grad is not None
+    size = logits.grad.abs()
+    most = size @ exact[1].detach().abs(), size.T @ exact[0].detach().abs()
+    for gradient, known, sums in zip(gradients, exact, most, strict=True):
+        assert ((gradient - known.grad).abs() <= 2**-8 * sums + 1e-5).all()
+
+
 def test_logits_of_any_size_are_told_apart_from_their_largest(loaded):
     """Without the largest taken off, e^300 would be infinite; with one taken too early, e^-300 nothing."""
     hidden = torch.zeros(3, 16)
@@ -80,11 +111,12 @@ def test_logits_of_any_size_are_told_apart_from_their_largest(loaded):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
-def test_what_is_not_finite_is_not_hidden(loaded, bad, alpha):
+@pytest.mark.parametrize("half", [False, True])
+def test_what_is_not_finite_is_not_hidden(loaded, bad, alpha, half):
     """The guard of training has to see it."""
-    hidden, weight, targets = drawn(64, 16, 300)
+    hidden, weight, targets = drawn(64, 32, 300)
     hidden[5, 3] = bad
-    loss, nll, gradients = native.fused_loss(hidden, weight, True, targets, 0.1, alpha)
+    loss, nll, gradients = native.fused_loss(hidden, weight, True, targets, 0.1, alpha, half)
     assert gradients is not None
     assert loss.isnan()
     assert nll.isnan()

@@ -72,7 +72,7 @@ def make_model(tokenizers: TokenizerPair) -> Callable[..., EncoderDecoder]:
 
 @pytest.fixture
 def make_trainer(batches: Batches, make_model: Callable[..., EncoderDecoder]) -> MakeTrainer:
-    """A trainer of a small model; keyword arguments change the training settings."""
+    """A trainer of a small model, in float32; keyword arguments change the training settings."""
 
     def make(
         listeners: Sequence[Listener] = (),
@@ -83,7 +83,8 @@ def make_trainer(batches: Batches, make_model: Callable[..., EncoderDecoder]) ->
         **changes: object,
     ) -> Trainer:
         schedule = {"kind": "inverse-sqrt", "peak_rate": 0.01, "warmup_steps": 5}
-        settings = TrainingSettings.model_validate({"steps": 20, "schedule": schedule} | changes)
+        exact = {"steps": 20, "schedule": schedule, "precision": "float32"}
+        settings = TrainingSettings.model_validate(exact | changes)
         return Trainer(
             model or make_model(dropout),
             objective or loss_of(r_drop=settings.r_drop),

@@ -13,7 +13,9 @@ from torch import nn
 from regard.data.batches import Batch, Batches, BatchSettings
 from regard.data.dataset import PairDataset
 from regard.errors import JobError, UserError
+from regard.model.precision import products_are_half
 from regard.model.transformer import EncoderDecoder
+from regard.training import passes
 from regard.training.loss import LossSums, translation_loss
 from regard.training.schedules import learning_rate
 from regard.training.trainer import Listening, StepReport, Trainer
@@ -277,17 +279,35 @@ def test_bfloat16_computes_in_half_precision_and_keeps_weights_and_moments_in_fl
     make_trainer: MakeTrainer, batches: Batches
 ) -> None:
     exact, mixed = make_trainer(), make_trainer(precision="bfloat16")
-    dtypes: set[torch.dtype] = set()
-    model: Any = mixed.model
-    model.encoder[0].feed_forward.expand.register_forward_hook(lambda *a: dtypes.add(a[-1].dtype))
+    half: set[bool] = set()
+    for model in (exact.model, mixed.model):
+        inside: Any = model
+        inside.encoder[0].feed_forward.expand.register_forward_hook(lambda *a: half.add(products_are_half()))
     window = list(batches.epoch(0))
-    one, other = exact.step(window), mixed.step(window)
-    assert dtypes == {torch.bfloat16}
+    one = exact.step(window)
+    assert half == {False}
+    half.clear()
+    other = mixed.step(window)
+    assert half == {True}
     assert other.loss == pytest.approx(one.loss, rel=0.01)
     assert other.loss != one.loss
     state = mixed.checkpoint()
     kinds = {tensor.dtype for name, tensor in (state.model | state.optimizer).items() if "random" not in name}
     assert kinds == {torch.float32}
+
+
+@pytest.mark.parametrize("faster", [False, True])
+def test_a_cpu_that_multiplies_bfloat16_faster_does_so(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, faster: bool
+) -> None:
+    monkeypatch.setattr(passes, "faster_in_half", lambda: faster)
+    chosen = "bfloat16" if faster else "float32"
+    trainer = make_trainer(precision="auto")
+    assert trainer.passes.numbers == chosen
+    with trainer.precision():
+        assert products_are_half() == faster
+    assert make_trainer(precision="float32").passes.numbers == "float32"
+    assert passes.fastest_precision(torch.device("cuda")) == "float32"
 
 
 def test_a_small_model_learns_what_is_asked_of_it(make_trainer: MakeTrainer) -> None:

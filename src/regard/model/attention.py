@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional
 
 from regard.model.cache import LayerCache
 from regard.model.fused import fused_attention
@@ -25,7 +24,7 @@ from regard.model.linear import linear
 from regard.model.masks import Mask
 from regard.model.norms import norm
 from regard.model.positions import Bias, Relation
-from regard.model.precision import finite
+from regard.model.precision import finite, product
 from regard.model.reference import AttentionValues, reference_attention
 from regard.model.settings import ModelSettings
 from regard.model.short_attention import short_attention
@@ -138,13 +137,13 @@ class MultiHeadAttention(nn.Module):
         if cache is not None and cache.memory is not None:
             key, value = cache.memory
         else:
-            both = finite(functional.linear(memory_BSD, weight[query_width:], memory_bias))
+            both = finite(product(memory_BSD, weight[query_width:], memory_bias))
             key_BSK, value_BSK = torch.split(both, self.widths[1:], dim=-1)
             key, value = _heads(key_BSK, self.d_key, self.key_norm), _heads(value_BSK, self.d_value)
             if cache is not None:
                 cache.memory = key, value
         folded_BTD = x_RTD.reshape(key.shape[0], -1, *x_RTD.shape[1:]).flatten(1, 2)
-        query_BTK = finite(functional.linear(folded_BTD, weight[:query_width], query_bias))
+        query_BTK = finite(product(folded_BTD, weight[:query_width], query_bias))
         query = _heads(query_BTK, self.d_key, self.query_norm)
         return self._attend(query, key, value, mask).view(x_RTD.shape)
 

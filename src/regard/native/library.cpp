@@ -29,7 +29,7 @@ struct Builder {
 extern "C" {
 
 // The number of this interface, which library.py knows too.
-int regard_interface() { return 3; }
+int regard_interface() { return 4; }
 
 const char* regard_message() { return message.c_str(); }
 
@@ -52,6 +52,16 @@ int regard_runs_here() {
 int regard_fast_bytes() {
 #if defined(__AVX512VNNI__)
     return 1;
+#else
+    return 0;
+#endif
+}
+
+// Whether products of bfloat16 numbers are faster than those of floats. Not every CPU with AVX-512 has them.
+int regard_fast_pairs() {
+#if defined(__AVX512BF16__)
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx512bf16") != 0;
 #else
     return 0;
 #endif
@@ -130,16 +140,24 @@ int regard_candidates(void* session, int64_t count, const float* allowed, float*
 // Each of the threads has a part of the positions and a `gradient_weight` of its own, one behind another.
 int regard_cross_entropy(const float* hidden, const int64_t* targets, int64_t count, const float* weight,
                          int64_t vocabulary, int64_t width, float smoothing, float divergence, float* gradient_hidden,
-                         float* gradient_weight, double* sums, int64_t threads) {
+                         float* gradient_weight, double* sums, int64_t threads, int pairs) {
     return guarded([&] {
         std::vector<double> parts(2 * threads);
-        regard::side_by_side(threads, count, [&](int64_t part, int64_t first, int64_t last) {
-            static thread_local regard::CrossEntropy function;  // keeps its memory
+        auto run = [&](auto& function, int64_t part, int64_t first, int64_t last) {
             float* own = gradient_weight ? gradient_weight + part * vocabulary * width : nullptr;
             function.run(hidden, targets, count, first, last, weight, vocabulary, width, smoothing, divergence,
                          gradient_hidden, own);
             parts[2 * part] = function.loss;
             parts[2 * part + 1] = function.nll;
+        };
+        regard::side_by_side(threads, count, [&](int64_t part, int64_t first, int64_t last) {
+            // Each keeps its memory.
+            static thread_local regard::CrossEntropy<regard::FloatProducts> floats;
+#if defined(__AVX512BF16__)
+            static thread_local regard::CrossEntropy<regard::PairProducts> halves;
+            if (pairs) return run(halves, part, first, last);
+#endif
+            run(floats, part, first, last);
         });
         sums[0] = sums[1] = 0;
         for (size_t i = 0; i < parts.size(); i++) sums[i % 2] += parts[i];

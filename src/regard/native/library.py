@@ -21,7 +21,7 @@ from regard.errors import JobError
 KINDS = "_avx512", "_avx2", "_plain"
 """Best first."""
 
-INTERFACE = 3
+INTERFACE = 4
 """Changes with what the functions take or give, here and in `library.cpp`."""
 
 FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
@@ -29,6 +29,7 @@ FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "regard_message": (c_char_p, []),
     "regard_runs_here": (c_int, []),
     "regard_fast_bytes": (c_int, []),
+    "regard_fast_pairs": (c_int, []),
     "regard_lanes": (c_int, []),
     "regard_builder": (c_void_p, []),
     "regard_tensor": (c_int, [c_void_p, c_char_p, c_void_p, c_int64, c_int64]),
@@ -44,7 +45,7 @@ FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "regard_candidates": (c_int, [c_void_p, c_int64, c_void_p, c_void_p, c_void_p]),
     "regard_cross_entropy": (
         c_int,
-        [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_float, c_float, *[c_void_p] * 3, c_int64],
+        [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_float, c_float, *[c_void_p] * 3, c_int64, c_int],
     ),
     "regard_drop": (c_int, [c_void_p, c_void_p, c_int64, c_uint64, c_uint32, c_float, c_int64]),
     "regard_attention": (c_int, [c_void_p] * 7 + [c_int64]),
@@ -114,3 +115,9 @@ def fast_bytes() -> bool:
     """Whether this CPU multiplies bytes faster than floats."""
     loaded = library()
     return loaded is not None and bool(loaded.regard_fast_bytes())
+
+
+def fast_pairs() -> bool:
+    """Whether this CPU multiplies pairs of bfloat16 numbers, and faster than floats."""
+    loaded = library()
+    return loaded is not None and bool(loaded.regard_fast_pairs())

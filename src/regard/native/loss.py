@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.native.library import check, library, serves
+from regard.native.library import check, fast_pairs, library, serves
 
 WIDTH = 16
 """d_model has to be a multiple of it: numbers in the widest vector."""
@@ -30,10 +30,12 @@ def fused_loss(
     targets_N: Int[Tensor, " N"],
     smoothing: float,
     alpha: float = 0.0,
+    half: bool = False,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""], tuple[Tensor, Tensor] | None]:
     """Loss and negative log-likelihood, summed, and if `wanted` the loss's gradients for `hidden_ND` and `weight_VD`.
 
-    With R-Drop's `alpha` above 0, of two readings, one after the other.
+    With R-Drop's `alpha` above 0, of two readings, one after the other. `half`: the factors of products are rounded to
+    bfloat16, where the CPU is faster with them.
     """
     loaded = library()
     assert loaded is not None
@@ -59,6 +61,7 @@ def fused_loss(
             None if gradient_weights is None else gradient_weights.data_ptr(),
             sums.data_ptr(),
             threads,
+            half and fast_pairs() and weight_VD.shape[1] % (2 * WIDTH) == 0,
         ),
         loaded,
     )

@@ -10,10 +10,10 @@ from regard.runs.task import Say
 from regard.training.checkpoint import amend, checkpoints, load_latest, prune
 from regard.training.guard import DivergenceError, Recovery
 from regard.training.logs import MetricsLog
-from regard.training.trainer import Trainer, TrainingSettings
+from regard.training.trainer import Trainer
 
 
-def go_back(folder: Path, settings: TrainingSettings, before: Recovery, error: DivergenceError, say: Say) -> Recovery:
+def go_back(folder: Path, trainer: Trainer, error: DivergenceError, say: Say) -> Recovery:
     """Make the last good checkpoint in `folder` the newest one, and let it say what is tried from there on.
 
     Later checkpoints, whose weights may be those of the divergence, are removed. Where there never was a good one, the
@@ -23,6 +23,7 @@ def go_back(folder: Path, settings: TrainingSettings, before: Recovery, error: D
         DivergenceError: the settings say that a divergence ends the run.
         JobError: it went back too often already, or no good checkpoint is left.
     """
+    settings, before = trainer.settings, trainer.recovery
     if settings.on_divergence == "stop":
         raise error
     happened = f"step {error.step:,}: {error.what}"
@@ -41,7 +42,7 @@ def go_back(folder: Path, settings: TrainingSettings, before: Recovery, error: D
     prune(folder, good)  # first: a kill in between leads back here
     found = load_latest(folder)
     step = 0 if found is None else int(found[1].state["progress"]["step"])
-    recovery = before.next(step, settings.on_divergence, half_precision=settings.precision != "float32")
+    recovery = before.next(step, settings.on_divergence, half_precision=trainer.passes.half)
     if found is not None:
         amend(found[0], {"recovery": asdict(recovery)})
     where = f"back to step {step:,}" if found is not None else "the run begins anew"

@@ -97,7 +97,7 @@ def _learn(task: Task, view: TerminalView) -> Trainer:
         except DivergenceError as error:
             if trainer.stop_reason:
                 raise
-            recovery = go_back(folder, trainer.settings, trainer.recovery, error, say)
+            recovery = go_back(folder, trainer, error, say)
             diverged = error.step, error.place
         # Out of the handler: its traceback holds the tensors of the step that failed.
         del trainer
@@ -219,8 +219,9 @@ def _describe(task: Task, trainer: Trainer) -> str:
     batches = trainer.batches.count(0)
     epochs = trainer.settings.steps * trainer.settings.accumulate / batches
     return (
-        f"model: {count / 1e6:.1f}M parameters{part}; {task.amount} in {batches:,} batches an epoch "
-        f"({trainer.batches.real_share(0).both:.1%} real tokens); {trainer.settings.steps:,} steps, {epochs:.1f} epochs"
+        f"model: {count / 1e6:.1f}M parameters{part}, products in {trainer.passes.numbers}; "
+        f"{task.amount} in {batches:,} batches an epoch ({trainer.batches.real_share(0).both:.1%} real tokens); "
+        f"{trainer.settings.steps:,} steps, {epochs:.1f} epochs"
     )
 
 

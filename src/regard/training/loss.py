@@ -26,6 +26,7 @@ from regard.data.labelled import UNSCORED
 from regard.data.masking import MaskedBatch
 from regard.data.packing import PackedBatch
 from regard.model.attention import reading
+from regard.model.precision import products_are_half
 from regard.model.settings import ModelSettings
 from regard.model.transformer import BidirectionalEncoder, CausalDecoder, EncoderDecoder
 from regard.native import loss as native
@@ -91,7 +92,7 @@ def cross_entropy(
 
 
 def _fused(hidden_ND: Tensor, weight_VD: Tensor, wanted: bool, targets_N: Tensor, smoothing: float) -> Result:
-    compute = native.fused_loss if native.fits(hidden_ND, weight_VD) else _by_chunks
+    compute = partial(native.fused_loss, half=products_are_half()) if native.fits(hidden_ND, weight_VD) else _by_chunks
     return compute(hidden_ND, weight_VD, wanted, targets_N, smoothing)
 
 

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.data.feed import TensorBatch
+from regard.model.precision import products_are_half
 from regard.native import loss as native
 from regard.training.by_hand import Result, by_hand
 
@@ -79,7 +80,7 @@ def fused_r_drop(
 def _fused(
     hidden_MD: Tensor, weight_VD: Tensor, wanted: bool, targets_M: Tensor, smoothing: float, alpha: float
 ) -> Result:
-    compute = native.fused_loss if native.fits(hidden_MD, weight_VD) else _by_chunks
+    compute = partial(native.fused_loss, half=products_are_half()) if native.fits(hidden_MD, weight_VD) else _by_chunks
     return compute(hidden_MD, weight_VD, wanted, targets_M, smoothing, alpha)
 
 

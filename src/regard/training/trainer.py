@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -22,7 +22,7 @@ from regard.training.checkpoint import Checkpoint, restore, snapshot
 from regard.training.guard import DivergenceError, GuardSettings, LossWatch, OnDivergence, Recovery
 from regard.training.guided import GuidedSettings
 from regard.training.optimizers import OPTIMIZERS, OptimizerSettings
-from regard.training.passes import Objective, Passes, Precision
+from regard.training.passes import Objective, Passes, Precision, fastest_precision
 from regard.training.replicas import replicas
 from regard.training.schedules import ScheduleSettings, learning_rate
 
@@ -51,9 +51,10 @@ class TrainingSettings(Settings):
     """Batches whose gradients are summed for one update."""
     clip_norm: float | None = Field(None, gt=0)
     """Gradients of a larger norm are scaled down to it. The paper does not clip."""
-    precision: Precision = "float32"
-    """bfloat16, float16: matrix products in half precision (autocast), weights and optimizer in float32. float16 holds
-    a smaller range: the loss is scaled up for the backward pass, by as much as the gradients allow."""
+    precision: Literal["auto"] | Precision = "auto"
+    """bfloat16, float16: matrix products in half precision, weights and optimizer in float32. float16 holds a smaller
+    range: the loss is scaled up for the backward pass, by as much as the gradients allow. auto: bfloat16 on a CPU that
+    is faster with it (with AVX512_BF16, the products take half the time), else float32."""
     on_divergence: OnDivergence = "stop"
     """What follows when training diverges. lower-rate: go back to the last good checkpoint and on from there at half
     the rate; full-precision: go back and compute in float32, and at half the rate if that does not help."""
@@ -271,7 +272,10 @@ class Trainer:
     def recover(self, recovery: Recovery) -> None:
         """Train from here on as a run that has gone back does."""
         self.recovery = recovery
-        precision = "float32" if recovery.full_precision else self.settings.precision
+        wanted = self.settings.precision
+        precision = fastest_precision(self.device) if wanted == "auto" else wanted
+        if recovery.full_precision:
+            precision = "float32"
         self.passes = Passes(self.model, self.objective, self.device, precision, self.replicas)
 
     def averaged(self) -> AbstractContextManager[None]:
