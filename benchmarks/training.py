@@ -1,13 +1,14 @@
 """Training speed in target tokens a second, beside other implementations on the same batches, in one run.
 
     python benchmarks/training.py --source train.en --target train.de [--model tiny|base] [--tokens 4096] [--threads 2]
+                                  [--precisions float32 bfloat16]
 
 Without files, 20,000 pairs of random words of caption length are made up. The peers: `torch.nn.Transformer` in a plain
 loop, and Hugging Face's Marian model when `transformers` is installed. All have the same dimensions, tied embeddings,
-label smoothing, Adam, float32, and read batches in the same order. Each has a process of its own, set up as its users
-would have it, and they take turns, so that a change in the machine's speed meets all. Only real target tokens are
-counted. `limit` is what the machine's matrix products alone would allow: those of a step, of the same shapes, and
-nothing else.
+label smoothing, Adam, and read batches in the same order; in bfloat16 the peers have torch's autocast. Each has a
+process of its own, set up as its users would have it, and they take turns, so that a change in the machine's speed
+meets all. Only real target tokens are counted. `limit` is what the machine's matrix products alone would allow: those
+of a step, of the same shapes, and nothing else.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ from rich.table import Table
 MODELS = {"tiny": "tiny", "base": "paper-base"}
 ROUNDS = 4
 PEERS = ("regard", "torch.nn.Transformer", "Hugging Face Marian", "limit")
+PRECISIONS = ("bfloat16", "float32")
+Name = tuple[str, str]
+"""An implementation, and what its products are computed in."""
 
 
 def main() -> None:
@@ -44,28 +48,30 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=8, help="of each round")
     parser.add_argument("--only", choices=PEERS, nargs="+")
+    parser.add_argument("--precisions", choices=PRECISIONS, nargs="+", default=PRECISIONS)
     options = parser.parse_args()
-    names = [name for name in options.only or PEERS if available(name)]
+    names = [(name, each) for name in options.only or PEERS if available(name) for each in options.precisions]
     with tempfile.TemporaryDirectory() as folder:
         options.folder = Path(folder)
         options.files = corpus(options)
         results = compete(names, options)
     title = (
-        f"{options.model}, vocabulary {options.vocabulary:,}, {options.tokens} tokens a batch, float32, "
+        f"{options.model}, vocabulary {options.vocabulary:,}, {options.tokens} tokens a batch, "
         f"{platform.machine()}, {options.threads} threads"
     )
-    table = Table("implementation", "target tokens/s", f"{names[0]} / it", "peak GiB", title=title)
+    first = f"{', '.join(names[0])} / it"
+    table = Table("implementation", "products in", "target tokens/s", first, "peak GiB", title=title)
     for name, (rate, peak) in results.items():
-        table.add_row(name, f"{rate:,.0f}", f"{results[names[0]][0] / rate:.2f}", f"{peak:.2f}")
+        table.add_row(*name, f"{rate:,.0f}", f"{results[names[0]][0] / rate:.2f}", f"{peak:.2f}")
     Console(width=110).print(table)
 
 
-def compete(names: list[str], options: argparse.Namespace) -> dict[str, tuple[float, float]]:
+def compete(names: list[Name], options: argparse.Namespace) -> dict[Name, tuple[float, float]]:
     """Each implementation's tokens a second over all rounds, taking turns, and its process's peak of memory."""
     context = multiprocessing.get_context("spawn")
-    channels: dict[str, Connection] = {}
+    channels: dict[Name, Connection] = {}
     for name in names:
-        os.environ.update(OURS if name == "regard" else {})
+        os.environ.update(OURS if name[0] == "regard" else {})
         channels[name], theirs = context.Pipe()
         context.Process(target=take_part, args=(name, options, theirs), daemon=True).start()
         for variable in OURS:
@@ -88,7 +94,7 @@ OURS = {"GOMP_SPINCOUNT": "3000", "THP_MEM_ALLOC_ENABLE": "1"}
 """What the command `regard` sets for its process."""
 
 
-def take_part(name: str, options: argparse.Namespace, channel: Connection) -> None:
+def take_part(named: Name, options: argparse.Namespace, channel: Connection) -> None:
     """One implementation in its process: so many steps whenever told."""
     import torch
 
@@ -102,14 +108,15 @@ def take_part(name: str, options: argparse.Namespace, channel: Connection) -> No
 
     torch.set_num_threads(options.threads)
     tokenizers = learn_tokenizers(lambda: open_pairs(*options.files), TokenizerSettings(size=options.vocabulary))
-    path = options.folder / f"{PEERS.index(name)}.arrow"
+    name, precision = named
+    path = options.folder / f"{PEERS.index(name)}-{precision}.arrow"
     binarise(open_pairs(*options.files), tokenizers, path)
     batches = Batches(PairDataset.open(path, tokenizers), BatchSettings(tokens=options.tokens))
     import training_peers
 
     # Sinusoids, because that is what the peers have.
     settings = preset(MODELS[options.model]).model.model_copy(update={"positions": "sinusoidal"})
-    step: Callable[[Batch], None] = training_peers.PEERS[name](settings, tokenizers.source.size, batches)
+    step: Callable[[Batch], None] = training_peers.PEERS[name](settings, tokenizers.source.size, batches, precision)
     stream = forever(batches)
     for batch in islice(stream, 2):
         step(batch)

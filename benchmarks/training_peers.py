@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import nn
@@ -17,13 +18,15 @@ from regard.training.process import settle
 from regard.training.trainer import Trainer, TrainingSettings
 
 Step = Callable[[Batch], None]
+Precision = Literal["float32", "bfloat16"]
 
 
-def ours(settings: ModelSettings, vocabulary: int, batches: Batches) -> Step:
+def ours(settings: ModelSettings, vocabulary: int, batches: Batches, precision: Precision) -> Step:
     settle(None)
     model = EncoderDecoder(settings, vocabulary, vocabulary)
+    training = TrainingSettings(precision=precision)
     trainer = Trainer(
-        model, lambda model, batch: translation_loss(model, batch, 0.1), batches, TrainingSettings(), settings.d_model
+        model, lambda model, batch: translation_loss(model, batch, 0.1), batches, training, settings.d_model
     )
     return lambda batch: void(trainer.step([batch]))
 
@@ -56,12 +59,12 @@ class PlainTransformer(nn.Module):
         return self.drop(x + self.positions[: ids.shape[1]])
 
 
-def torch_transformer(settings: ModelSettings, vocabulary: int, batches: Batches) -> Step:
+def torch_transformer(settings: ModelSettings, vocabulary: int, batches: Batches, precision: Precision) -> Step:
     model = PlainTransformer(settings, vocabulary)
-    return plain_loop(model, model)
+    return plain_loop(model, model, precision)
 
 
-def hugging_face(settings: ModelSettings, vocabulary: int, batches: Batches) -> Step:
+def hugging_face(settings: ModelSettings, vocabulary: int, batches: Batches, precision: Precision) -> Step:
     from transformers import MarianConfig, MarianMTModel
 
     model = MarianMTModel(
@@ -80,17 +83,20 @@ def hugging_face(settings: ModelSettings, vocabulary: int, batches: Batches) -> 
             decoder_input_ids=batch.target_in_BT, use_cache=False,
         ).logits  # fmt: skip
 
-    return plain_loop(model, logits)
+    return plain_loop(model, logits, precision)
 
 
-def plain_loop(model: nn.Module, logits: Callable[[Batch], torch.Tensor]) -> Step:
+def plain_loop(model: nn.Module, logits: Callable[[Batch], torch.Tensor], precision: Precision) -> Step:
+    """As in any introduction; in half precision under torch's autocast."""
     model.train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9)
 
     def step(batch: Batch) -> None:
         optimizer.zero_grad()
         targets = batch.target_out_BT.masked_fill(~batch.target_mask_BT, -100)
-        functional.cross_entropy(logits(batch).flatten(0, 1), targets.flatten(), label_smoothing=0.1).backward()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bfloat16"):
+            loss = functional.cross_entropy(logits(batch).flatten(0, 1), targets.flatten(), label_smoothing=0.1)
+        loss.backward()
         optimizer.step()
 
     return step
@@ -100,14 +106,18 @@ def void(_: object) -> None:
     return None
 
 
-def products(settings: ModelSettings, vocabulary: int, batches: Batches) -> Step:
+def products(settings: ModelSettings, vocabulary: int, batches: Batches, precision: Precision) -> Step:
     """The matrix products of a step and nothing else, each core by itself with half of the positions."""
     from concurrent.futures import ThreadPoolExecutor
 
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+    dtype = getattr(torch, precision)
     d, f = settings.d_model, settings.d_ff
-    weights = {shape: torch.randn(shape) for shape in ((3 * d, d), (d, d), (2 * d, d), (f, d), (d, f), (vocabulary, d))}
+    weights = {
+        shape: torch.randn(shape).to(dtype)
+        for shape in ((3 * d, d), (d, d), (2 * d, d), (f, d), (d, f), (vocabulary, d))
+    }
     encoder = [(3 * d, d), (d, d), (f, d), (d, f)] * settings.encoder_layers
     decoder = [(3 * d, d), (d, d), (d, d), (d, d), (f, d), (d, f)] * settings.decoder_layers
 
@@ -123,10 +133,10 @@ def products(settings: ModelSettings, vocabulary: int, batches: Batches) -> Step
             (decoder, target),
             ([(2 * d, d)] * settings.decoder_layers, source),
         ):
-            inputs = {width: torch.randn(positions, width) for width in (d, f)}
+            inputs = {width: torch.randn(positions, width).to(dtype) for width in (d, f)}
             for shape in shapes:
                 product(shape, inputs[shape[1]])
-        hidden = torch.randn(scored, d)
+        hidden = torch.randn(scored, d).to(dtype)
         for start in range(0, scored, 512):
             product((vocabulary, d), hidden[start : start + 512])
 
