@@ -56,9 +56,14 @@ def product(x: Float[Tensor, "... I"], weight_OI: Tensor, bias_O: Tensor | None 
     return y if bias_O is None else y + bias_O
 
 
-ROWS = 64
-"""Rows are filled up to a multiple of it. oneDNN compiles code for each shape that it meets and keeps it: with batches
-of any size that took a fifth of the time, and ever more memory."""
+def filled(count: int) -> int:
+    """As many rows as a product of `count` rows is given: the next multiple of 64, or of an eighth of a power of two.
+
+    oneDNN compiles code for each shape that it meets and keeps it. With batches of any size that takes time and ever
+    more memory; with these there are eight sizes from one power of two to the next.
+    """
+    unit = max(64, (1 << max(count, 1).bit_length() - 1) // 8)
+    return -(-count // unit) * unit
 
 
 class _HalfProduct(torch.autograd.Function):
@@ -86,7 +91,7 @@ def _rows(x: Tensor) -> Tensor:
     """[..., I] as rows in bfloat16, filled up with zeros."""
     x_NI = x.reshape(-1, x.shape[-1])
     count = len(x_NI)
-    rows = torch.empty(-(-count // ROWS) * ROWS, x.shape[-1], dtype=torch.bfloat16)
+    rows = torch.empty(filled(count), x.shape[-1], dtype=torch.bfloat16)
     rows[:count] = x_NI
     rows[count:] = 0
     return rows
