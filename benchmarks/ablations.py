@@ -3,7 +3,7 @@
     python benchmarks/ablations.py --data DIR --out runs/ablations [--steps 3000] [--seeds 1 2 3] [--only plain muon]
 
 `DIR` holds `train`, `val` and `test_2016_flickr` of Multi30k: `.en` and `.de`, or of tokenised text `.lc.norm.tok.en`.
-The runs differ from `recipes/multi30k-hour.yaml` by what stands in `OPTIONS` only. As many run at a time as there are
+The runs are of `recipes/multi30k-hour.yaml` without R-Drop and differ by what stands in `OPTIONS` only. As many run at a time as there are
 `--lanes`, each on one thread; what is done is not done again, and what was cut short goes on. Times are those that the
 steps took, so compare them only between runs that had the machine in the same way.
 """
@@ -67,12 +67,18 @@ def carry_out(name: str, seed: int, options: argparse.Namespace) -> tuple[str, i
         with directory.with_suffix(".log").open("a", encoding="utf-8") as log:
             command = [sys.executable, "-m", "regard", "train", str(RECIPE), "--out", str(directory)]
             subprocess.run(
-                [*command, *files(options.data), *common(options.steps, seed), *OPTIONS[name], *options.also],
+                [*command, *files(options.data), *common(options.steps, seed), *chosen(name), *options.also],
                 stdout=log,
                 stderr=log,
                 check=False,
             )
     return name, seed
+
+
+def chosen(name: str) -> tuple[str, ...]:
+    """The options of a run."""
+    own = OPTIONS[name]
+    return own if "--training.r-drop" in own else (*own, "--training.r-drop", "0")
 
 
 def files(data: Path) -> list[str]:
