@@ -3,9 +3,9 @@
     python benchmarks/ablations.py --data DIR --out runs/ablations [--steps 3000] [--seeds 1 2 3] [--only plain muon]
 
 `DIR` holds `train`, `val` and `test_2016_flickr` of Multi30k: `.en` and `.de`, or of tokenised text `.lc.norm.tok.en`.
-The runs are of `recipes/multi30k-hour.yaml` without R-Drop and differ by what stands in `OPTIONS` only. As many run at a time as there are
-`--lanes`, each on one thread; what is done is not done again, and what was cut short goes on. Times are those that the
-steps took, so compare them only between runs that had the machine in the same way.
+The runs are of `recipes/multi30k-hour.yaml` without R-Drop and differ by what stands in `OPTIONS` only. As many run at
+a time as there are `--lanes`, each on one thread; what is done is not done again, and what was cut short goes on. Times
+are those that the steps took, so compare them only between runs that had the machine in the same way.
 """
 
 from __future__ import annotations

@@ -58,12 +58,12 @@ def product(x: Float[Tensor, "... I"], weight_OI: Tensor, bias_O: Tensor | None 
 
 
 def filled(count: int) -> int:
-    """As many rows as a product of `count` rows is given: the next multiple of 64, or of an eighth of a power of two.
+    """As many rows as a product of `count` rows is given: the next multiple of an eighth of the power of two below.
 
     oneDNN compiles code for each shape that it meets and keeps it. With batches of any size that takes time and ever
     more memory; with these there are eight sizes from one power of two to the next.
     """
-    unit = max(64, (1 << max(count, 1).bit_length() - 1) // 8)
+    unit = max(1, (1 << count.bit_length()) // 16)
     return -(-count // unit) * unit
 
 
