@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import nn
@@ -14,11 +13,11 @@ from regard.model.positions import sinusoids
 from regard.model.settings import ModelSettings
 from regard.model.transformer import EncoderDecoder
 from regard.training.loss import translation_loss
+from regard.training.passes import Precision
 from regard.training.process import settle
 from regard.training.trainer import Trainer, TrainingSettings
 
 Step = Callable[[Batch], None]
-Precision = Literal["float32", "bfloat16"]
 
 
 def ours(settings: ModelSettings, vocabulary: int, batches: Batches, precision: Precision) -> Step:
